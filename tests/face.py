@@ -29,7 +29,7 @@ INSIDE = {
     "rlcli.learning.update": "Update",
     "rlcli.modules.build": "Recurrence",
     "rlcli.processes.channel": "Channel packed unpacked",
-    "rlcli.processes.crew": "Crew",
+    "rlcli.processes.group": "WorkerGroup",
     "rlcli.processes.line": "Line serve",
     "rlcli.processes.worker": "Worker",
     "rlcli.report.reporter": "Reporter",

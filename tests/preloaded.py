@@ -18,7 +18,7 @@ from rlcli.collectors import answers
 from rlcli.data import *
 from rlcli.envs import *
 from rlcli.modules import *
-from rlcli.processes import crew, process, worker
+from rlcli.processes import group, process, worker
 from rlcli.processes.channel import packed, unpacked
 from rlcli.transforms import *
 from rlcli.weight_update import *
@@ -47,9 +47,9 @@ def cold_workers(workers_begin_with_what_tests_import, monkeypatch) -> None:
 @pytest.fixture
 def impatient(monkeypatch) -> None:
     """Who may hang is looked at more often; workers that do not end are waited for less."""
-    monkeypatch.setattr(crew, "GRACE", 0.2)
+    monkeypatch.setattr(group, "GRACE", 0.2)
     monkeypatch.setattr(answers, "EVERY", 0.1)
-    for each in crew, worker:
+    for each in group, worker:
         monkeypatch.setattr(each, "_LOOK", 0.1)
 
 

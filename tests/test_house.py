@@ -24,7 +24,7 @@ ROOMS = {
     "inspection": (786, 4), "jobs": (1054, 6), "kernels": (5242, 30), "keys": (93, 1), "learning": (2244, 11),
     "modules": (4525, 21), "objectives": (4496, 20), "planning": (1414, 6), "processes": (1783, 12),
     "recognise": (69, 1), "report": (3002, 15), "rlcli": (53, 1), "runs": (1426, 7), "specs": (953, 6),
-    "transforms": (3016, 13), "typed": (238, 1), "vec_envs": (3910, 18), "weight_update": (1388, 10),
+    "transforms": (3016, 13), "typed": (238, 1), "vec_envs": (3908, 18), "weight_update": (1388, 10),
 }  # fmt: skip
 MACHINE = 10  # functions by which machines differ: control groups, cores, terminals
 WALKS = {

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.crew import Crew
+from rlcli.processes.group import WorkerGroup
 from rlcli.processes.line import Line, serve
 from rlcli.processes.worker import Worker
 from rlcli.vec_envs.gym_vec_env import strip
@@ -57,16 +57,16 @@ class Independent:
     def __init__(self, recipe: GymRecipe, shares: Sequence[int]) -> None:
         import cloudpickle
 
-        self._crew = Crew([Worker("rlcli.bench.bare_envs:work") for _ in shares])
+        self._group = WorkerGroup([Worker("rlcli.bench.bare_envs:work") for _ in shares])
         body = cloudpickle.dumps(recipe)
-        self._crew.order(MAKE, [packed((body, lanes, 100 * i)) for i, lanes in enumerate(shares)])
+        self._group.order(MAKE, [packed((body, lanes, 100 * i)) for i, lanes in enumerate(shares)])
 
     def step(self, steps: int) -> None:
         """Step every env so many times; return when the last process is done."""
-        self._crew.order(STEP, packed(steps))
+        self._group.order(STEP, packed(steps))
 
     def close(self) -> None:
-        self._crew.close()
+        self._group.close()
 
 
 def work(channel: Channel) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlcli.collectors.schema import RowSchema
     from rlcli.collectors.trajectories import CompleteTrajectories
     from rlcli.collectors.workers.each import WorkerRecord
-    from rlcli.processes.crew import Crew
+    from rlcli.processes.group import WorkerGroup
     from rlcli.weight_update.tensors import Source
     from rlcli.weight_update.updaters import WeightUpdaterBase, WorkerId
 
@@ -55,8 +55,6 @@ class BaseCollector:
     Parameters
     ----------
     options : CollectorOptions
-    trajectories : CompleteTrajectories, optional
-        What cuts them into whole trajectories: `options.trajectories()`.
 
     Attributes
     ----------
@@ -95,8 +93,9 @@ class BaseCollector:
     trajectories: CompleteTrajectories | None
     update_at_each_batch: bool
 
-    def __init__(self, options: CollectorOptions, trajectories: CompleteTrajectories | None) -> None:
-        self._postproc, self.split_trajs, self.trajectories = options.postproc, options.split_trajs, trajectories
+    def __init__(self, options: CollectorOptions) -> None:
+        self._postproc, self.split_trajs = options.postproc, options.split_trajs
+        self.trajectories = None if options.trajs_per_batch is None else options.trajectories()
         self.replay_buffer, self.extend_buffer = options.replay_buffer, options.extend_buffer
         self._hooks = options.pre_collect_hook, options.post_collect_hook
         self._updater: WeightUpdaterBase | None = None
@@ -145,7 +144,7 @@ class BaseCollector:
         raise NotImplementedError
 
     @property
-    def processes(self) -> Crew | None:
+    def processes(self) -> WorkerGroup | None:
         """Processes that step the envs; None where this one does."""
         raise NotImplementedError
 

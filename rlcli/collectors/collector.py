@@ -23,7 +23,7 @@ from torch import nn
 from rlcli import arguments
 from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
-from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
+from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, place, synchronize
 from rlcli.collectors.options import FIELDS, CollectorOptions, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import FollowedWeights
@@ -31,14 +31,13 @@ from rlcli.collectors.wiring import EnvMaker, array_path, make_env, refuse_rando
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
-from rlcli.recognise import own
 from rlcli.vec_envs.bounds import Bounds
 
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
     from rlcli.collectors.finish import Delivered, Filled, TrajectoryPool
     from rlcli.collectors.rollout import Rollout
-    from rlcli.processes.crew import Crew
+    from rlcli.processes.group import WorkerGroup
     from rlcli.weight_update.receiver import ModelsReceiver
     from rlcli.weight_update.updaters import WeightUpdaterBase
 
@@ -214,7 +213,7 @@ class Collector(BaseCollector):
     ) -> None:
         given = locals()
         s = CollectorOptions(**{name: given[name] for name in FIELDS})
-        super().__init__(s, s.trajectories())
+        super().__init__(s)
         self._options = dataclasses.replace(s, replay_buffer=None)  # an attribute holds it, and may let go of it
         self.frames_per_batch, self.total_frames = s.frames_per_batch, s.total_frames
         self.init_random_frames = s.init_random_frames or 0
@@ -227,20 +226,22 @@ class Collector(BaseCollector):
         self._trained = self._acting = policy = s.make_policy()  # what acts may become a copy of what was given
 
         with contextlib.ExitStack() as undo:
-            env = make_env(s.create_env_fn, s.create_env_kwargs)
-            if env is not s.create_env_fn:  # if anything fails, nobody else can close what was made here
-                undo.callback(env.close)
+            env = s.create_env_fn
+            if not isinstance(env, EnvBase) or s.create_env_kwargs:
+                env = make_env(env, s.create_env_kwargs)
+                undo.callback(env.close)  # if anything fails, nobody else can close what was made here
             self.env, self.delta, self.next_obs = with_transforms(env, policy, s)
             self.batched = bool(self.env.batch_size)
             self.placement = place(
-                device=one_device(s.device, s.devices), env_device=s.env_device, policy_device=s.policy_device,
-                storing_device=s.storing_device, env_own=self.env.device, policy_own=own_device(policy),
-                no_cuda_sync=s.no_cuda_sync,
+                device=s.device if s.devices is None else one_device(s.devices), env_device=s.env_device,
+                policy_device=s.policy_device, storing_device=s.storing_device, env_own=self.env.device,
+                policy=policy, no_cuda_sync=s.no_cuda_sync,
             )  # fmt: skip
             self.seed = drawn_seed() if s.seed is None else s.seed
             self._path = array_path(self.env)
             self.vec_env = self._path[0]
-            s.check_lanes(self.vec_env.n)
+            if s.first_lane or s.all_lanes is not None:
+                s.check_lanes(self.vec_env.n)
             self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
             self._made: Rollout | None = None
@@ -298,7 +299,7 @@ class Collector(BaseCollector):
         return self._stepped(usual if steps is None else arguments.count("steps", steps, None), False).raw
 
     def _collect(self, steps: int, timed: bool) -> Delivered:
-        if own(self, "rollout"):
+        if getattr(self.rollout, "__func__", None) is Collector.rollout:
             return self._stepped(steps, timed)
         from rlcli.collectors.finish import Delivered
 
@@ -314,7 +315,8 @@ class Collector(BaseCollector):
             from rlcli.data.next_obs import move
 
             batch = move(batch, storing, non_blocking=self.placement.non_blocking)
-            self.placement.sync_storage()
+            if not self.placement.non_blocking:
+                synchronize(storing)
         elif storing is not None:
             batch = batch.to(storing)  # only says so
         return filled.delivered(batch)
@@ -394,8 +396,8 @@ class Collector(BaseCollector):
         return self.schema.rows(self.env, lanes, steps)
 
     @property
-    def processes(self) -> Crew | None:
-        return getattr(self._innermost(), "crew", None)
+    def processes(self) -> WorkerGroup | None:
+        return getattr(self._innermost(), "group", None)
 
     @property
     def restarts(self) -> list[tuple[int, int]]:

@@ -2,10 +2,10 @@
 
 Rows lie in host memory, so a batch is copied at most twice, and on one device never:
 
-| copy | made when | waited for by |
-|---|---|---|
-| of what the policy reads, to `policy_device` | `policy_is_elsewhere` | `sync_policy` |
-| of the batch, to `storing_device` | `storing_is_elsewhere` | `sync_storage` |
+| copy, waited for by `synchronize` | made when |
+|---|---|
+| of what the policy reads, to `policy_device` | `policy_is_elsewhere` |
+| of the batch, to `storing_device` | `storing_is_elsewhere` |
 
 What comes back (the policy's outputs, an accelerator env's observations) is read into host rows by a copy that waits by
 itself, so there is nothing to wait for before the env reads an action.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,28 +30,10 @@ NOT_COPIED = (
 )  # what copying a policy may raise  # fmt: skip
 
 
-def _do_nothing() -> None:
-    """Wait for nothing: no copy is in flight, or the destination orders it itself."""
-
-
-def _cuda_sync_if_initialized() -> None:
-    """Wait for copies off the GPU; a forked child that never touched CUDA does nothing."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def sync_function(device: torch.device | None) -> Callable[[], None]:
-    """Return what makes a copy to `device` safe to read (the table of the collector's documentation)."""
-    if device is None or device.type == "cuda":
-        return _do_nothing
-    if torch.cuda.is_available():
-        return _cuda_sync_if_initialized
-    if torch.backends.mps.is_available():
-        return torch.mps.synchronize
-    npu = getattr(torch, "npu", None)
-    if npu is not None and npu.is_available():
-        return npu.synchronize
-    return _do_nothing
+def synchronize(device: torch.device) -> None:
+    """Wait until what was copied to an accelerator may be read; CUDA keeps the order of copies and reads itself."""
+    if device.type not in ("cuda", "meta"):
+        torch.get_device_module(device).synchronize()
 
 
 def resolve(name: Device) -> torch.device | None:
@@ -82,9 +63,7 @@ class Placement:
     env: torch.device | None
     policy: torch.device | None
     storing: torch.device | None
-    sync_policy: Callable[[], None]
-    sync_storage: Callable[[], None]
-    non_blocking: bool
+    non_blocking: bool  # leave out the waits for copies
 
     @property
     def policy_is_elsewhere(self) -> bool:
@@ -100,10 +79,8 @@ def same_device(one: torch.device, other: torch.device) -> bool:
     return one == other or one.type == other.type == "cpu"
 
 
-def one_device(device: Device, devices: Any) -> Device:
-    """Return `device`, or the one that a list of `devices` names: a single process acts on one."""
-    if devices is None:
-        return device
+def one_device(devices: Any) -> Device:
+    """Return the one that a list of `devices` names: a single process acts on one."""
     listed = list(devices) if isinstance(devices, list | tuple) else [devices]
     refuse(not listed, "devices is empty", fix="Leave it out, or name a device.")
     resolved = {resolve(name) for name in listed}
@@ -115,16 +92,18 @@ def one_device(device: Device, devices: Any) -> Device:
 
 def place(
     *, device=None, env_device=None, policy_device=None, storing_device=None, env_own: torch.device | None = None,
-    policy_own: torch.device | None = None, no_cuda_sync=False,
+    policy: Any = None, no_cuda_sync=False,
 ) -> Placement:  # fmt: skip
-    """Resolve the four device arguments of a collector; `device` sets the other three, each may override it."""
+    """Resolve the four device arguments of a collector; `device` sets the other three, each may override it.
+
+    Where none is named, env and policy stay where they are.
+    """
     env = resolve(env_device if env_device is not None else device) or env_own
-    policy = resolve(policy_device if policy_device is not None else device) or policy_own
+    acting = resolve(policy_device if policy_device is not None else device) or own_device(policy)
     storing = resolve(storing_device if storing_device is not None else device)
-    if storing is None and policy == env:
+    if storing is None and acting == env:
         storing = env
-    to_policy, to_storage = (_do_nothing if no_cuda_sync else sync_function(device) for device in (policy, storing))
-    return Placement(env, policy, storing, to_policy, to_storage, non_blocking=no_cuda_sync)
+    return Placement(env, acting, storing, non_blocking=no_cuda_sync)
 
 
 # ---- the policy on its device ---------------------------------------------------------------------------------------
@@ -139,14 +118,11 @@ def own_device(policy: Any) -> torch.device | None:
     return accelerator
 
 
-def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
-    """Return the policy with all tensors on `device`, and whether that took a copy."""
-    if device is None or not isinstance(policy, nn.Module):
-        return policy, False
-    tensors = [*policy.parameters(), *policy.buffers()]
-    if all(same_device(tensor.device, device) for tensor in tensors):
-        return policy, False
-    return own_copy(policy).to(device), True
+def on_device(policy: Any, device: torch.device) -> Any:
+    """Return the policy where all tensors are on `device`, else a copy."""
+    tensors = [*policy.parameters(), *policy.buffers()] if isinstance(policy, nn.Module) else ()
+    moved = not all(same_device(tensor.device, device) for tensor in tensors)
+    return own_copy(policy).to(device) if moved else policy
 
 
 def own_copy(policy: Any) -> Any:

@@ -10,7 +10,7 @@ from rlcli.collectors.actors.rows import FastActor
 from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.collectors.wiring import Wired, transforms_of
 from rlcli.envs import EnvBase, TransformedEnv
-from rlcli.envs.base import own_stepping
+from rlcli.envs.base import own_methods
 from rlcli.envs.serial import BatchedEnv
 from rlcli.keys import show
 from rlcli.modules.stages import Stage
@@ -39,7 +39,7 @@ def faces_of(env: EnvBase, wired: Wired) -> list[Face]:
 
 def _env(env: EnvBase, wired: Wired) -> Face:
     base = env
-    while isinstance(base, TransformedEnv) and not own_stepping(base):
+    while isinstance(base, TransformedEnv) and not own_methods(base):
         base = base.base_env
     if not wired.vec_env.on_tensordicts:
         return Face("env", wired.vec_env.name, "columns", OURS)
@@ -55,7 +55,7 @@ def _odd_env(env: EnvBase) -> str:
         return _odd_env(inner) or f"its envs are of {type(inner).__name__}, each with what lies on it"
     if vec_env is None:
         return f"{type(env).__name__} steps TensorDicts"
-    overrides = own_stepping(env)
+    overrides = own_methods(env)
     return f"{type(env).__name__} has its own {', '.join(overrides)}" if overrides else ""
 
 

@@ -80,8 +80,8 @@ class CollectorOptions:
     recurrent_state_stride: int = _option(1, least=1)
     seed: int | None = _option(None, PARENT, least=0)
     episode_seeds: bool = _option(False, fixed=True)
-    first_lane: int = _option(0, PARENT)
-    all_lanes: int | None = _option(None, PARENT)
+    first_lane: int = _option(0, PARENT, least=0)
+    all_lanes: int | None = _option(None, PARENT, least=1)
     traj_pool: Any = _option(None, PARENT)
     split_trajs: bool = _option(False, PARENT)
     trajs_per_batch: int | None = _option(None, PARENT, fixed=True)
@@ -95,8 +95,8 @@ class CollectorOptions:
     weight_updater: Any = _option(None, PARENT)
 
     def __post_init__(self) -> None:
-        must = ("frames_per_batch", "total_frames", "recurrent_state_stride")
-        for name in (*must, "init_random_frames", "max_frames_per_traj", "seed"):
+        must = ("frames_per_batch", "total_frames", "recurrent_state_stride", "first_lane")
+        for name in (*must, "init_random_frames", "max_frames_per_traj", "seed", "all_lanes"):
             if getattr(self, name) is not None or name in must:
                 object.__setattr__(self, name, counted(name, getattr(self, name)))
         if (asked := self.keep_keys) is not None:
@@ -123,6 +123,13 @@ class CollectorOptions:
         refuse(buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))),
                f"replay_buffer must be a replay buffer, with {used}", why=f"got a {type(buffer).__name__}",
                fix="Use ReplayBuffer(...), or leave it out to get the batches.")  # fmt: skip
+        if self.track_policy_version is None:  # by default where it is asked for by its key
+            object.__setattr__(self, "track_policy_version", POLICY_VERSION in map(unravel, self.keep_keys or ()))
+        if self.split_trajs:
+            self._check_split()
+        if self.trajs_per_batch is None:
+            alone = [name for name in ("traj_format", "deliver_leftovers") if getattr(self, name) not in (None, False)]
+            refuse(alone, f"{' and '.join(alone)} has no meaning without trajs_per_batch", fix="Leave it out.")
         self.next_obs_mode()
 
     def next_obs_mode(self, delta: bool = False) -> str:
@@ -139,13 +146,6 @@ class CollectorOptions:
         refuse(mode not in MODES, f"unknown next_obs '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
         return mode
 
-    @property
-    def tracks_version(self) -> bool:
-        """Say whether rows say which version of the policy acted: by default where that is asked for by its key."""
-        if self.track_policy_version is None:
-            return POLICY_VERSION in map(unravel, self.keep_keys or ())
-        return self.track_policy_version
-
     def make_policy(self) -> Any:
         policy = self.policy if self.policy_factory is None else self.policy_factory()
         return None if type(policy) is RandomPolicy and policy.action_spec is None else policy
@@ -158,12 +158,10 @@ class CollectorOptions:
     def check_lanes(self, n: int) -> None:
         """Raise unless lanes `first_lane .. first_lane + n - 1` are some of `all_lanes`."""
         first, total = self.first_lane, self.all_lanes
-        numbers = (first, total or 0)
-        whole = all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers)
-        refuse(not whole or first < 0 or (n if total is None else total) < first + n,
+        refuse((n if total is None else total) < first + n,
                "first_lane and all_lanes do not say which envs of a run this collector steps",
-               why=f"its {n} envs begin at {first!r}, and all_lanes is {total!r}",
-               fix=f"Give whole numbers: first_lane from 0 on, all_lanes at least first_lane + {n}.")  # fmt: skip
+               why=f"its {n} envs begin at {first}, and all_lanes is {total}",
+               fix=f"Give an all_lanes of at least first_lane + {n}.")  # fmt: skip
 
     def process_seed(self, seed: int) -> int:
         """Return the seed of what is drawn for all envs of a process; the run's in the first process."""
@@ -176,14 +174,9 @@ class CollectorOptions:
         members = getattr(self.replay_buffer, "buffers", (self.replay_buffer,))
         return [getattr(getattr(member, "storage", None), "ndim", 1) for member in members]
 
-    def trajectories(self, groups: Sequence[range] | None = None) -> CompleteTrajectories | None:
-        """Return what cuts batches into whole trajectories, by groups of envs; None where they are not cut."""
-        if self.split_trajs:
-            self._check_split()
-        if self.trajs_per_batch is None:
-            asked = [name for name in ("traj_format", "deliver_leftovers") if getattr(self, name) not in (None, False)]
-            refuse(asked, f"{' and '.join(asked)} has no meaning without trajs_per_batch")
-            return None
+    def trajectories(self, groups: Sequence[range] | None = None) -> CompleteTrajectories:
+        """Return what cuts batches into whole trajectories, `trajs_per_batch` at a time, by groups of envs."""
+        assert self.trajs_per_batch is not None
         refuse(not self.track_traj_ids, "trajs_per_batch needs track_traj_ids=True",
                why="a reset from outside shows in the ids")  # fmt: skip
         kept = None if self.keep_keys is None else [*map(unravel, self.keep_keys)]

@@ -168,10 +168,6 @@ class RowSchema:
         """Return what every row holds in a mode; the few next observations that `exact` keeps apart are not in it."""
         return stored(self.fields, mode, self.delta_dtype)
 
-    def shared(self, mode: str) -> Fields:
-        """Return the next observations that a mode keeps in the row below, and apart where an episode ends."""
-        return shared(self.fields, mode)
-
     def overflows(self, mode: str) -> Fields:
         """Return columns for next observations that no difference can stand for, where a run keeps them."""
         return overflows(self.fields, mode, self.delta_dtype) if self.keeps_overflows else {}
@@ -226,25 +222,6 @@ def always(track_ids: bool = True, track_version: bool = True) -> Fields:
     if track_version:
         columns[POLICY_VERSION] = number
     return columns
-
-
-def keeper(
-    keep_keys: Sequence[Key] | None, observations: list[Key], known: Iterable[Key], states: Sequence[Key] = (), *,
-    late: bool = False,
-) -> Kept:  # fmt: skip
-    """Return what `keep_keys` asks for (all by default); next observations need the stored ones."""
-    if keep_keys is None:
-        return Kept()
-    kept = {unravel(key) for key in keep_keys}
-    legal = {show(key): key for key in map(unravel, known)}
-    awaited = {key for key in kept if show(key) not in legal}
-    if awaited and not late:
-        refuse_unknown(awaited, legal)
-    for key in observations:
-        if under_next(key) in kept and unravel(key) not in kept:
-            raise ArgumentError(f"keep_keys names next.{show(key)} without {show(key)}", fix="Keep both, or neither.")
-    kept |= {under_next(key) for key in observations if unravel(key) in kept and key not in states}
-    return Kept(frozenset(kept), frozenset(awaited))
 
 
 def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:

@@ -14,13 +14,12 @@ import torch
 from rlcli.arguments import refuse
 from rlcli.collectors.actors.actor import ActorRunner, PolicyContext, RandomActor, States, no_place
 from rlcli.collectors.actors.choose import choose_actor
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import CollectorOptions
-from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
+from rlcli.collectors.schema import Kept, RowSchema, always, refuse_unknown, schema_of
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
-from rlcli.envs.base import own_stepping
+from rlcli.envs.base import own_methods
 from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.serial import BatchedEnv
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
@@ -28,7 +27,6 @@ from rlcli.envs.transformed import keys_of, transforms_on, with_policy_transform
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, delta_key, kept_key, scale_key, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
-from rlcli.recognise import overridden
 from rlcli.specs import Composite
 from rlcli.specs.field import CODED, ROW, SPARSE, Field, Fields
 from rlcli.transforms.base import Transform, planned
@@ -116,9 +114,9 @@ def transforms_of(env: EnvBase) -> Iterator[Transform]:
 
 def array_path(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
     """Return the env's `VecEnv`, and the transforms that still run on its rows, innermost first."""
-    if not isinstance(env, TransformedEnv) or own_stepping(env):
+    if not isinstance(env, TransformedEnv) or own_methods(env):
         vec_env = getattr(env, "vec_env", None)
-        return (vec_env if isinstance(vec_env, VecEnv) and not own_stepping(env) else _on_tensordicts(env)), []
+        return (vec_env if isinstance(vec_env, VecEnv) and not own_methods(env) else _on_tensordicts(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
         vec_env, _ = array_path(base)
@@ -173,7 +171,7 @@ def wire(
     *, mode: str, delta: NextObservationDelta | None, random_frames: int,
 ) -> Wired:  # fmt: skip
     vec_env, transforms = path
-    refuse(overridden(env, ["maybe_reset"]),
+    refuse(own_methods(env, ["maybe_reset"]),
            f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
            why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
            fix="Override _reset or reset for what is done at resets, _step or step for the rest.")  # fmt: skip
@@ -197,14 +195,15 @@ def wire(
         plan.needs.add(REWARD)
     batches = schema_of(
         vec_env.n, plan, actor.live, {**random.once, **actor.once},
-        _kept(vec_env, shown, actor, random, delta, options.keep_keys),
-        mode=mode, track_ids=options.track_traj_ids, track_version=options.tracks_version,
+        Kept() if options.keep_keys is None else _kept(vec_env, shown, actor, random, delta, options.keep_keys),
+        mode=mode, track_ids=options.track_traj_ids, track_version=bool(options.track_policy_version),
         states=actor.states, stride=options.recurrent_state_stride,
     )  # fmt: skip
     live = {key: field for key, field in batches.fields.items() if field.written in (ROW, SPARSE)}
     below = transforms_of(vec_env.env) if vec_env.on_tensordicts else ()
     states = States([*plan.inside, *plan.after], below, vec_env, live)
-    states.learn(actor.states, actor.rewrites)
+    if actor.states or states.primed:
+        states.learn(actor.states, actor.rewrites)
     return Wired(
         env, vec_env, transforms_on(env), plan, used, own, actor, random, mask_key, batches, live, states
     )  # fmt: skip
@@ -229,43 +228,40 @@ def _actor(
     env: EnvBase, vec_env: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
 ) -> tuple[Any, Any, ActorRunner]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
-    used, acting = None, None
     random = random_actions(env, vec_env)
     actor: ActorRunner = RandomActor(random or vec_env.actions, mask_key=mask_key)
     if random_frames:
         refuse_own_random(env, vec_env)
     if policy is None and random is None:
-        if not overridden(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
+        if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
             action_format(env.action_spec, len(env.batch_size))  # refuses it
+        from rlcli.collectors.actors.tensordict import TensorDictActor
+
         actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
-        _refuse_lost_states(policy, setting.inputs)
-        called = on_tensordicts(policy, list(setting.inputs))
-        used, _ = on_device(called, setting.placement.policy)
-        acting = used if called is policy else used.module
+        states, shown, device = state_keys(policy), setting.inputs, setting.placement.policy
+        for key in [*states, *written_states(policy)]:
+            if key not in shown:
+                raise no_place(key, by_itself=key in states)
+        if IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown:
+            raise ArgumentError(
+                "the policy reads is_init, which the env does not offer",
+                fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).",
+            )
+        called = on_tensordicts(policy, list(shown))
+        used: Any = called if device is None else on_device(called, device)
         legal = partial(_legal, env, vec_env.bounds.intervals)
-        states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
-        odd = bool(states) and any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
-                                   for t in transforms_of(env))  # fmt: skip
+        primers = (t for t in transforms_of(env) if states and isinstance(t, TensorDictPrimer))
+        odd = any(t.default_value != 0 and not {*states}.isdisjoint(t.out_keys) for t in primers)  # modules begin at 0
         actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
-    return used, acting, actor
-
-
-def _refuse_lost_states(policy: Any, shown: Fields) -> None:
-    """Refuse a policy whose state no key of the env could hold from one step to the next."""
-    states = state_keys(policy)
-    for key in [*states, *written_states(policy)]:
-        if key not in shown:
-            raise no_place(key, by_itself=key in states)
-    refuse(IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown,
-           "the policy reads is_init, which the env does not offer",
-           fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).")  # fmt: skip
+        return used, used if called is policy else used.module, actor
+    return None, None, actor
 
 
 def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
     """Return how random actions are drawn, by the env's `action_spec`; None where only the env can."""
     spec, actions = env.action_spec, vec_env.actions
-    if overridden(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or overridden(spec, spec.drawn_by):
+    if own_methods(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or own_methods(spec, spec.drawn_by):
         return None
     made = from_gym_space(actions.space, categorical=actions.categorical)
     if spec.to("cpu") == made.expand(*env.batch_size, *made.shape):
@@ -274,7 +270,7 @@ def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
 
 
 def _own_random(env: EnvBase) -> str:
-    overrides = overridden(env, ["rand_action"])
+    overrides = own_methods(env, ["rand_action"])
     return "its own rand_action" if overrides else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 
@@ -296,15 +292,24 @@ def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None
 
 def _kept(
     vec_env: VecEnv, shown: Fields, actor: ActorRunner, random: ActorRunner, delta: NextObservationDelta | None,
-    keep: Sequence[Key] | None,
+    keep: Sequence[Key],
 ) -> Kept:  # fmt: skip
     """Return what `keep` asks for; keys of differences stand for the next observations that they are made of."""
     late = vec_env.on_tensordicts or (actor.late is not None and actor.late.fields is None)
-    known = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
     parts = delta_key, scale_key, kept_key
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
-    asked = None if keep is None else [coded.get(as_tuple(key), key) for key in keep]
-    return keeper(asked, list(shown), known, [*actor.states, IS_INIT], late=late)  # false in every successor
+    kept = {unravel(coded.get(as_tuple(key), key)) for key in keep}
+    fields = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
+    legal = {show(key) for key in map(unravel, fields)}
+    awaited = {key for key in kept if show(key) not in legal}
+    if awaited and not late:
+        refuse_unknown(awaited, legal)
+    for key in shown:
+        if under_next(key) in kept and unravel(key) not in kept:
+            raise ArgumentError(f"keep_keys names next.{show(key)} without {show(key)}", fix="Keep both, or neither.")
+    unfollowed = {*actor.states, IS_INIT}  # false in every successor
+    kept |= {under_next(key) for key in shown if unravel(key) in kept and key not in unfollowed}
+    return Kept(frozenset(kept), frozenset(awaited))
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:

@@ -403,9 +403,9 @@ def next_of(env: EnvBase, out: Any) -> TensorDictBase:
     return following
 
 
-def own_stepping(env: EnvBase, methods: Iterable[str] = _STEPPING) -> list[str]:
-    """Return the methods by which the env is stepped that a class of the user's, or this very object, overrides."""
-    return overridden(env, methods)
+def own_methods(part: Any, methods: Iterable[str] = _STEPPING) -> list[str]:
+    """Return those of a part's methods, by default those that step an env, that a class or object of the user's has."""
+    return overridden(part, methods)
 
 
 def _only(spec: Composite, key: Key) -> TensorSpec:

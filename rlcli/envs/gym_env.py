@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.arguments import refuse
-from rlcli.envs.base import SPECS, EnvBase, own_stepping
+from rlcli.envs.base import SPECS, EnvBase, own_methods
 from rlcli.envs.spaces import from_gym_space
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, RESET
@@ -227,7 +227,7 @@ class GymEnv(VecEnvAdapter):
         made.observation_spec, made.action_spec = made_specs(
             self.vec_env, self.gym.observation_space, self.gym.action_space, self.batch_size, self.device
         )
-        return [*own_stepping(self), *(name for name in SPECS if getattr(self, name) != getattr(made, name))]
+        return [*own_methods(self), *(name for name in SPECS if getattr(self, name) != getattr(made, name))]
 
     def __repr__(self) -> str:
         return f"GymEnv({self.vec_env.name})"

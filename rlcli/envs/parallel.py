@@ -25,7 +25,7 @@ from rlcli.envs.serial import BatchedEnv, Stacked, brief, differing, made, narro
 from rlcli.errors import ArgumentError, EnvError, in_words
 from rlcli.keys import Key
 from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.crew import Crew, Lost
+from rlcli.processes.group import Lost, WorkerGroup
 from rlcli.processes.line import Line, serve
 from rlcli.processes.process import seed_streams
 from rlcli.processes.worker import USUAL_METHOD, Worker
@@ -152,7 +152,7 @@ class ParallelEnv(BatchedEnv):
         vec_env: Any = self.vec_env
         heavy = f", imports {', '.join(vec_env.heavy)}" if vec_env.heavy else ""
         method = f"start_method={self.start_method!r}"
-        workers = f"workers={len(vec_env.crew.workers)}" + (", caller_steps=True" if vec_env.own else "")
+        workers = f"workers={len(vec_env.group.workers)}" + (", caller_steps=True" if vec_env.own else "")
         return f"ParallelEnv({vec_env.name}, {vec_env.n}, {workers}, {method}{heavy})"
 
 
@@ -233,7 +233,7 @@ class Apart(Stacked):
             for _ in self.parts:
                 started.append(Worker(TARGET, start_method=start_method, preload=[__name__]))
         finally:
-            self.crew = Crew(started)
+            self.group = WorkerGroup(started)
         self.step_timeout: float | None = None
         try:
             parents, orders = told(), [makers[part.start : part.stop] for part in self.parts]
@@ -254,11 +254,11 @@ class Apart(Stacked):
     def _each(self, name: str, arguments: Mapping[int, Any] | Sequence[Any]) -> list[Any]:
         """Call a method of each worker, or of some; return the results."""
         given = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
-        self.crew.patience = self.step_timeout
         try:
-            return self.crew.order(CALL, [packed((name, args)) for args in given.values()], only=[*given])
+            bodies = [packed((name, args)) for args in given.values()]
+            return self.group.order(CALL, bodies, only=[*given], patience=self.step_timeout)
         except Lost as lost:
-            if not self.crew.close.alive:
+            if not self.group.close.alive:
                 raise ArgumentError("the env is closed", where="ParallelEnv", fix="Make a new one.") from None
             part = self.parts[lost.index]
             raise EnvError(
@@ -294,7 +294,7 @@ class Apart(Stacked):
 
     def close(self) -> None:
         self.is_closed = True
-        self.crew.close()
+        self.group.close()
 
 
 class _There(NamedTuple):

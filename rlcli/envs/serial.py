@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.arguments import refuse
-from rlcli.envs.base import SEEDING, SPECS, EnvBase, next_of, own_stepping, root_of
+from rlcli.envs.base import SEEDING, SPECS, EnvBase, next_of, own_methods, root_of
 from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ArgumentError
@@ -238,10 +238,10 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     """Return one count for the observations of all these envs; None where their bounds differ."""
     vec_envs: list[VecEnv] = []
     for env in envs:
-        while isinstance(env, TransformedEnv) and not own_stepping(env):
+        while isinstance(env, TransformedEnv) and not own_methods(env):
             env = env.base_env
         vec_env = getattr(env, "vec_env", None)
-        if not isinstance(vec_env, VecEnv) or own_stepping(env):
+        if not isinstance(vec_env, VecEnv) or own_methods(env):
             return None
         vec_envs.append(vec_env)
     intervals = vec_envs[0].bounds.intervals
@@ -328,9 +328,9 @@ class Stacked(EnvBase):
 def _seed_one(env: EnvBase, seed: int, index: int, total: int) -> None:
     """Seed one of `total` envs: under transforms of ours, the episodes are those of a plain `GymEnv`."""
     base = env
-    while isinstance(base, TransformedEnv) and not own_stepping(base, SEEDING):
+    while isinstance(base, TransformedEnv) and not own_methods(base, SEEDING):
         base = base.base_env
-    if isinstance(base, VecEnvAdapter) and not own_stepping(base, SEEDING):
+    if isinstance(base, VecEnvAdapter) and not own_methods(base, SEEDING):
         base.vec_env.seed(seed, first_lane=index, total=total)
     else:  # mixed, not counted on: the seeds 3 and 4 have no env in common
         env.set_seed(episode_seed(seed, index, 0, total))

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from rlcli.arguments import refuse
 from rlcli.envs import EnvBase, TransformedEnv
-from rlcli.envs.base import next_of, own_stepping, root_of
+from rlcli.envs.base import next_of, own_methods, root_of
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import BatchedEnv, transforms_within
 from rlcli.envs.spaces import action_format, spec_bounds
@@ -41,9 +41,9 @@ class TensorDictVecEnv(VecEnv):
 
     def __init__(self, env: EnvBase, *, keeps_rewards: bool = True) -> None:
         self.keeps_rewards, dims = keeps_rewards, len(env.batch_size)
-        transformed = isinstance(env, TransformedEnv) and not own_stepping(env)
+        transformed = isinstance(env, TransformedEnv) and not own_methods(env)
         base = env.base_env if transformed else env  # type: ignore[attr-defined]
-        below = getattr(base, "vec_env", None) if transformed and not own_stepping(base) else None
+        below = getattr(base, "vec_env", None) if transformed and not own_methods(base) else None
         self.below = below  # seeded one by one
         refuse(
             dims > 1, "a collector steps envs of batch size () or (N,)",
@@ -67,7 +67,7 @@ class TensorDictVecEnv(VecEnv):
         parts = (part for _, t in transforms_within(env) for part in t.modules())
         self._norms = [part for part in parts if isinstance(part, RunningNorm)]
         self._refreshed = 0  # steps that the scales know of
-        if isinstance(base, BatchedEnv) and not own_stepping(base) and base.bounds is not None:
+        if isinstance(base, BatchedEnv) and not own_methods(base) and base.bounds is not None:
             self.bounds, self.checks_bounds = base.bounds, True
         if below is not None:
             self.resets_running_lanes, self.step_timeout = below.resets_running_lanes, below.step_timeout

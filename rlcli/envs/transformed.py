@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.arguments import refuse
-from rlcli.envs.base import EnvBase, next_of, own_stepping, root_of
+from rlcli.envs.base import EnvBase, next_of, own_methods, root_of
 from rlcli.envs.mdp import complete_flags
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, IS_INIT, NEXT, RESET, Key, as_tuple, show, under_next, unravel
@@ -83,7 +83,7 @@ class TransformedEnv(EnvBase):
             why=f"got a {type(base_env).__name__}", fix="Wrap a gymnasium env first: TransformedEnv(GymEnv(env), ...).",
         )  # fmt: skip
         below: list[Transform] = []
-        while type(base_env) is TransformedEnv and not own_stepping(base_env):
+        while type(base_env) is TransformedEnv and not own_methods(base_env):
             below = [*base_env.transforms, *below]
             base_env = base_env.base_env
         super().__init__(batch_size=base_env.batch_size, device=base_env.device)

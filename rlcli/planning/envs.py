@@ -21,7 +21,7 @@ from rlcli.processes.memory import give_back, grown, resident
 
 if TYPE_CHECKING:
     from rlcli.planning.tensors import RunEnvs
-    from rlcli.processes.crew import Crew
+    from rlcli.processes.group import WorkerGroup
 
 EVALUATION = "evaluation envs"
 # while the memory of an env is measured: how many are made at most, in how many seconds of the processor
@@ -112,13 +112,13 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
             collector.rollout()
             collector.update_policy_weights_()
             collector.rollout()
-            parent, crew = collector.weights_nbytes, collector.processes
-            assert crew is not None
-            shared, (own,), started = _processes(crew)
+            parent, group = collector.weights_nbytes, collector.processes
+            assert group is not None
+            shared, (own,), started = _processes(group)
     elif run.workers:
         env = run.make_apart()
         try:
-            shared, (own,), started = _processes(env.vec_env.crew)  # type: ignore[attr-defined]
+            shared, (own,), started = _processes(env.vec_env.group)  # type: ignore[attr-defined]
         finally:
             env.close()
     else:
@@ -128,15 +128,15 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
     return dataclasses.replace(envs, workers=workers, worker=alone, parent=parent)
 
 
-def worker_bytes(crew: Crew) -> int:
+def worker_bytes(group: WorkerGroup) -> int:
     """Return the bytes of the processes that step a collector's envs, as they are now."""
-    shared, own, started = _processes(crew)
+    shared, own, started = _processes(group)
     return shared + sum(own) + started
 
 
-def _processes(crew: Crew) -> tuple[int, list[int], int]:
+def _processes(group: WorkerGroup) -> tuple[int, list[int], int]:
     """Return the bytes of the fork server, of each worker, and of processes that envs have started."""
-    workers = [psutil.Process(worker.pid) for worker in crew.workers]
+    workers = [psutil.Process(worker.pid) for worker in group.workers]
     here = psutil.Process()
     forked_from = {p for worker in workers for p in itertools.takewhile(lambda p: p != here, worker.parents())}
     started = [child for worker in workers for child in worker.children(recursive=True)]

@@ -158,10 +158,10 @@ def expected(run: Workload, collector: BaseCollector, learning: Learning, import
         from rlcli.planning.envs import to_come
 
         process |= to_come(run.envs, reset=collector.frames > 0)
-    if (crew := collector.processes) is not None:
+    if (group := collector.processes) is not None:
         from rlcli.planning.envs import worker_bytes
 
-        workers = worker_bytes(crew)
+        workers = worker_bytes(group)
     saved = None if update is None or not update.saved else update.saved
     return Expected(
         at_peak(process, entries, peaks), imported, None if values is None else values.bytes, workers,

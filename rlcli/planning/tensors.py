@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
-from rlcli.data.next_obs.modes import drops, shares
+from rlcli.data.next_obs.modes import drops, shared, shares
 from rlcli.data.next_obs.rows import Successors
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
@@ -79,7 +79,7 @@ def trial_batch(
     columns: dict[Key, Tensor] = {
         key: column(field, key in MASK_KEYS).view(*shape, *field.shape) for key, field in fields.items()
     }
-    if following := rows.shared(mode):
+    if following := shared(rows.fields, mode):
         last = torch.empty(rows.lanes, dtype=torch.int32, device=device)
         if device != META:
             torch.arange(rows.steps - 1, rows.frames, rows.steps, out=last)
@@ -92,9 +92,9 @@ def trial_batch(
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     for key, field in overflows.items():  # a column is there before anything overflows
         columns[key] = sparse_rows(shape, Sparse(nothing, field.empty(0, device)))
-    kept = torch.empty(rows.kept_states, dtype=torch.int64, device=device)
+    kept = torch.empty(rows.kept_states if states else 0, dtype=torch.int64, device=device)
     for key, field in states.items():
-        columns[key] = sparse_rows(shape, Sparse(kept, column(field, count=rows.kept_states), math.nan))
+        columns[key] = sparse_rows(shape, Sparse(kept, column(field, count=len(kept)), math.nan))
     batch = TensorDict({}, batch_size=shape, device=device)
     for key, x in columns.items():
         batch.set(key, x)
@@ -129,7 +129,7 @@ def before(key: Key) -> Key:
 
 def per_end(rows: RowSchema, mode: str) -> int:
     """Return the bytes of one more end in a batch: a next observation in `exact`, and a first state."""
-    kept = rows.shared(mode)
+    kept = shared(rows.fields, mode)
     return sum(field.width for field in (*kept.values(), *rows.states.values())) + (POINTER if kept else 0)
 
 
@@ -237,7 +237,7 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
         note = "; ".join(filter(None, (note, "approximate: whole files" if goes_round else "")))
         nbytes = round(reserved * width)
         columns.append(LedgerEntry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
-    for key, field in rows.shared(mode).items():  # found in the row that follows, and the index
+    for key, field in shared(rows.fields, mode).items():  # found in the row that follows, and the index
         shape, dtype = (count, *field.shape), dtype_name(field.dtype)
         columns.append(LedgerEntry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
     for key, field in rows.states.items():  # beside the storage, each with its number and place; zeros are places alone
@@ -272,7 +272,7 @@ def _index_bytes(storage: RunStorage, rows: RowSchema, mode: str, count: int) ->
     episodes = count // EPISODE + rows.lanes
     runs = pieces + episodes * (rows.steps - 1) // rows.steps if pieces else episodes  # some end with their piece
     trajectories = episodes if ids else runs
-    apart = width_of(following) if (following := rows.shared(mode)) else None
+    apart = width_of(following) if (following := shared(rows.fields, mode)) else None
     return bytes_for(storage.max_size, runs, trajectories, ids=ids, apart=apart)
 
 

@@ -196,7 +196,7 @@ def _end_servers() -> None:
         server.end()
 
 
-weakref.finalize(_ForkServer, _end_servers)  # when this process ends, the newest first: after all crews
+weakref.finalize(_ForkServer, _end_servers)  # when this process ends, the newest first: after all groups
 os.register_at_fork(after_in_child=_servers.clear)
 
 
@@ -240,13 +240,13 @@ _LOOK = 0.5  # seconds between two looks that count: in a longer time, the paren
 class Pulse:
     """Watch processes by their `beats`, a number each; `limits`: seconds to stand still, None to only say so."""
 
-    def __init__(
-        self, beats: np.ndarray, names: Sequence[str], limits: Sequence[float | None], say: Callable[[str], object]
-    ) -> None:
-        self._beats, self._names, self._limits, self._say = beats, names, limits, say
+    def __init__(self, beats: np.ndarray, say: Callable[[str], object]) -> None:
+        self._beats, self._say = beats, say
+        self.names = [f"worker {index}" for index in range(len(beats))]
+        self.limits: list[float | None] = [None] * len(beats)
         self._last = beats.tolist()
         self._then = [time.monotonic()] * len(beats)
-        self._quiet: list[float | None] = [0.0] * len(beats)  # seconds; None: it has not begun
+        self._quiet: list[float | None] = [None] * len(beats)  # seconds; None: it has not begun
 
     def another(self, index: int) -> None:
         """Reset a number: its new process may take its time to begin."""
@@ -254,7 +254,7 @@ class Pulse:
 
     def too_long(self, index: int) -> str:
         """Return why a process that stood still for too long is to be killed, or ""."""
-        now, beat, limit, before = time.monotonic(), int(self._beats[index]), self._limits[index], self._quiet[index]
+        now, beat, limit, before = time.monotonic(), int(self._beats[index]), self.limits[index], self._quiet[index]
         passed = min(now - self._then[index], _LOOK)
         self._then[index] = now
         if beat != self._last[index]:
@@ -267,7 +267,7 @@ class Pulse:
             return f"was killed after hanging for {limit:g} s"
         if limit is None and before < SAY_AFTER <= quiet:
             self._say(
-                f"worker {self._names[index]} has not run for {quiet:.0f} s: it was stopped, or its code holds the "
+                f"{self.names[index]} has not run for {quiet:.0f} s: it was stopped, or its code holds the "
                 "GIL; still waiting (env.step_timeout=SECONDS would kill it)"
             )
         return ""

@@ -26,7 +26,7 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
 from rlcli.processes.channel import NOTHING, packed
-from rlcli.processes.crew import NOT_REPLACED, Crew, Lost, Restarts, time_to_build
+from rlcli.processes.group import NOT_REPLACED, Lost, Restarts, WorkerGroup, time_to_build
 from rlcli.processes.region import Region
 from rlcli.processes.worker import Worker
 from rlcli.vec_envs.episodes import broken, named, place_of
@@ -88,7 +88,7 @@ class ParallelVecEnv(ReplayableVecEnv):
             for _ in self.parts[self._beside :]:
                 started.append(self._worker())
         finally:
-            self.crew = Crew(started)
+            self.group = WorkerGroup(started)
         try:
             answers = self._build(first)
             observation_space, action_space = self.spaces = answers[0]["spaces"]
@@ -107,7 +107,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         self._actions, self._rewards, self._flags = arrays["actions"], arrays["rewards"], arrays["flags"]
         self._chosen, self._book, self._seeds = arrays["chosen"], arrays["book"], arrays["seeds"]
         self._firsts = {key: arrays["first", key] for key in self.schema}
-        self.crew.progress = self._tried = arrays["tried"]
+        self.group.progress = self._tried = arrays["tried"]
         for place, leaf in enumerate(self.leaves):
             self.bounds.rounded[leaf.key] += list(arrays["rounded"][:, place])
         self._none = bytes(self.n)  # the flags of a step in which nothing ends
@@ -116,7 +116,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         # of each worker: how often it was replaced, and how many steps that lost
         self.restarts = [(0, 0)] * len(started)
         self._fallen: set[int] = set()  # workers whose lanes are in no episode, since they are new
-        self.crew.goes_on, self._counted = goes_on, Restarts()
+        self.group.goes_on, self._counted = goes_on, Restarts()
         if goes_on:  # a new worker is to have the memory too, and rows that were shown are kept from a torn write
             self._region = region
             self._last = {key: shared.copy() for key, shared in self._shared.items()}
@@ -130,10 +130,10 @@ class ParallelVecEnv(ReplayableVecEnv):
         """Make the envs, here and in the workers; what they say of themselves."""
         each = self._built
         try:
-            self.crew.send(CALL, [packed(("build", one, {})) for one in each[self._beside :]])
+            self.group.send(CALL, [packed(("build", one, {})) for one in each[self._beside :]])
             if self._beside:
                 self.own = Shard(*each[0], first)
-            answers = self.crew.answers()
+            answers = self.group.answers()
         except Lost as lost:
             self._refuse(lost)
         if self.own is not None:
@@ -147,17 +147,19 @@ class ParallelVecEnv(ReplayableVecEnv):
                 )  # fmt: skip
         return answers
 
-    def _share(self, region: Region, only: Sequence[int] | None = None) -> dict[Any, np.ndarray]:
+    def _share(
+        self, region: Region, only: Sequence[int] | None = None, patience: float | None = None
+    ) -> dict[Any, np.ndarray]:
         """Put the shards, or some workers', on one region of memory; return its arrays."""
-        workers, cells = len(self.crew.workers), region.arrays["cells"]
+        workers, cells = len(self.group.workers), region.arrays["cells"]
         chosen = range(workers) if only is None else only
         for index in chosen:
             cells[index] = 0
         try:
             calls = [packed(("share", (self.n, workers, index), {})) for index in chosen]
-            self.crew.send(CALL, calls, only=chosen, fd=region.fd)
-            self.crew.open_lines(cells, chosen)
-            self.crew.answers()
+            self.group.send(CALL, calls, only=chosen, fd=region.fd, patience=patience)
+            self.group.open_lines(cells, chosen)
+            self.group.answers(patience)
         except Lost as lost:
             self._refuse(lost)
         if self.own is not None:
@@ -167,7 +169,7 @@ class ParallelVecEnv(ReplayableVecEnv):
 
     # ---- the shards ----------------------------------------------------------------------------------------------
     def _refuse(self, lost: Lost, during: str = "step") -> NoReturn:
-        if not self.crew.close.alive:
+        if not self.group.close.alive:
             raise ArgumentError("the env is closed", where=f"env {self.name}", fix="Make a new one.") from None
         place = place_of(self, self.parts[self._beside + lost.index])
         if lost.late is not None:
@@ -188,28 +190,25 @@ class ParallelVecEnv(ReplayableVecEnv):
         """Call a method of each shard's envs, with arguments of its own, and return the answers."""
         given = arguments or [{}] * len(self.parts)
         bodies = [packed((name, (), each)) for each in given[self._beside :]]
-        self.crew.patience = self.step_timeout
         try:
-            self.crew.send(CALL, bodies)
+            self.group.send(CALL, bodies, patience=self.step_timeout)
             mine = [] if self.own is None else [getattr(self.own.vec_env, name)(**given[0])]
-            answers = self.crew.answers()
+            answers = self.group.answers(self.step_timeout)
         except Lost as lost:
             self._refuse(lost, _TRIES.get(name, name))
         while new := self._replace_failed():
-            self.crew.patience = self.step_timeout
-            for index, answer in zip(
-                new, self.crew.order(CALL, [bodies[index] for index in new], only=new), strict=True
-            ):
+            again = self.group.order(CALL, [bodies[index] for index in new], only=new, patience=self.step_timeout)
+            for index, answer in zip(new, again, strict=True):
                 answers[index] = answer
         return mine + answers
 
     def _replace_failed(self) -> list[int]:
         """Replace the named failed workers; their envs are in no episode."""
         new = []
-        while self.crew.failed:
-            index, cause = next(iter(self.crew.failed.items()))
+        while self.group.failed:
+            index, cause = next(iter(self.group.failed.items()))
             if isinstance(cause, NOT_REPLACED):
-                del self.crew.failed[index]  # the worker lives
+                del self.group.failed[index]  # the worker lives
                 raise cause
             sentence = self._counted.another(
                 self.name, index, f"the worker of {place_of(self, self.parts[index])}", cause,
@@ -219,13 +218,13 @@ class ParallelVecEnv(ReplayableVecEnv):
             warnings.warn(f"{sentence}; restarted, its open episodes are dropped", stacklevel=2)
             self.restarts[index] = self.restarts[index][0] + 1, self.restarts[index][1]
             self._fallen.add(index)
-            self.crew.replace(index, self._worker())
+            self.group.replace(index, self._worker())
             new.append(index)
-            self.crew.patience = time_to_build(self.step_timeout)
-            self.crew.order(CALL, [packed(("build", self._built[index], {}))], only=[index])
-            if index in self.crew.failed:
+            patience = time_to_build(self.step_timeout)
+            self.group.order(CALL, [packed(("build", self._built[index], {}))], only=[index], patience=patience)
+            if index in self.group.failed:
                 continue
-            self._share(self._region, [index])
+            self._share(self._region, [index], patience)
             seeds = {"run_seed": self._run_seed, "every_episode": self._every_episode, "total": self._total}
             calls: list[tuple[str, dict[str, Any]]] = [
                 ("limit_frames", {"steps": self._limit}), ("keep_info", {"keys": self.info_keys})
@@ -234,18 +233,18 @@ class ParallelVecEnv(ReplayableVecEnv):
                 own = {"first_lane": self.first_lane + self.parts[index].start, "before": self.restarts[index][0]}
                 calls.append(("seed", {**seeds, **own}))
             for name, settings in calls:
-                self.crew.order(CALL, [packed((name, (), settings))], only=[index])
+                self.group.order(CALL, [packed((name, (), settings))], only=[index], patience=patience)
         return sorted(set(new))
 
     def moved(self) -> Any:
         return super().moved(), self._tried.tolist()
 
     def unanswered(self) -> range:
-        return self.parts[self._beside + self.crew.awaited]
+        return self.parts[self._beside + self.group.awaited]
 
     def close(self) -> None:
-        self.crew.close()
-        if self.crew.goes_on and hasattr(self, "_region"):
+        self.group.close()
+        if self.group.goes_on and hasattr(self, "_region"):
             self._region.forget_fd()
         if self.own is not None:
             self.own.vec_env.close()
@@ -286,18 +285,17 @@ class ParallelVecEnv(ReplayableVecEnv):
         busy = [i for i, part in enumerate(self.parts[self._beside :]) if any(lane in part for lane in chosen)]
         first = self._apart  # lanes from here on have not begun, for sure
         try:
-            self.crew.send(RESET, only=busy)
+            self.group.send(RESET, only=busy, patience=self.step_timeout)
             if own is not None and any(lane < first for lane in chosen):
                 own.reset(reset, t)
             first = self.n
-            self.crew.answers()
+            self.group.answers(self.step_timeout)
             self._fallen.difference_update(busy)
             while new := self._replace_failed():
                 busy = [index for index in new if index in busy]
                 for index in busy:
                     book[self.parts[index]] = written[self.parts[index]]
-                self.crew.patience = self.step_timeout
-                self.crew.order(RESET, only=busy)
+                self.group.order(RESET, only=busy, patience=self.step_timeout)
                 self._fallen.difference_update(i for i in busy if set(self.parts[i]) <= set(chosen))
         except BaseException as error:
             waits = (place for place, lane in enumerate(chosen) if book[lane, 2] or lane >= first)
@@ -309,7 +307,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         elsewhere = [lane for lane in chosen if lane >= self._apart]
         for key, shared in self._shared.items() if elsewhere else ():
             row[key][elsewhere] = shown = shared[[lane - self._apart for lane in elsewhere]]
-            if self.crew.goes_on:
+            if self.group.goes_on:
                 self._last[key][elsewhere] = shown
 
     def _take_over(self, row: Sequence[tuple[np.ndarray, np.ndarray]], lanes: Sequence[int]) -> bool:
@@ -318,7 +316,7 @@ class ParallelVecEnv(ReplayableVecEnv):
             if not self._flags[lane] & AHEAD or self._seeds[lane] != numbered(self.next_seed(lane)):
                 return False
         self.begin_episodes(lanes)
-        if self.crew.goes_on:
+        if self.group.goes_on:
             row = [*row, *((self._last[key], first) for key, first in self._firsts.items())]
         for lane in lanes:
             self._flags[lane] = 0
@@ -332,12 +330,11 @@ class ParallelVecEnv(ReplayableVecEnv):
         return [lane for part in parts if any(i in part for i in lanes) for lane in part if lane not in lanes]
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
-        self.crew.check = check
+        self.group.interrupt_by(check)
 
     def _settle(self) -> None:
         try:
-            self.crew.patience = self.step_timeout
-            self.crew.settle()
+            self.group.settle(self.step_timeout)
         except Lost as lost:
             self._refuse(lost)
 
@@ -345,7 +342,8 @@ class ParallelVecEnv(ReplayableVecEnv):
     def bind(self, rows) -> tuple[Callable, Callable]:
         columns = [(rows[key], shared) for key, shared in self._shared.items()]
         firsts = [(rows[key], first) for key, first in self._firsts.items()]
-        clock, send, lanes, own, crew, apart = self.clock, self.actions.sender(), self, self.own, self.crew, self._apart
+        clock, send, lanes, own = self.clock, self.actions.sender(), self, self.own
+        group, apart = self.group, self._apart
         # the caller's lanes are the first: what their loop writes at `row[lane]` lies in the rows of all
         own_step: Any
         own_reset: Any
@@ -356,15 +354,15 @@ class ParallelVecEnv(ReplayableVecEnv):
             lanes.history.append(send(actions))
             ahead = lanes.resets_follow and lanes.step_timeout is None  # steps and resets have that time each
             try:
-                crew.patience = lanes.step_timeout
-                crew.settle()
+                patience = lanes.step_timeout
+                group.settle(patience)
                 bodies = lanes._hand_over(actions)
-                crew.send(STEP_ON if ahead else STEP, bodies, only=lanes._standing() if lanes._fallen else None)
+                group.send(STEP_ON if ahead else STEP, bodies, only=lanes._standing() if lanes._fallen else None)
                 mine = own.step(own_step, t, actions[:apart], ahead) if own is not None else None
-                others = crew.answers()
+                others = group.answers(patience)
             except Lost as lost:
                 lanes._refuse(lost)
-            if crew.goes_on:
+            if group.goes_on:
                 others = lanes._without_fallen(others)
             for column, shared in columns:
                 column[t + 1][apart:] = shared
@@ -401,7 +399,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         if self._fallen:
             given = dict(zip(self._standing(), others, strict=True))
             others = [given.get(index) for index in range(len(self.parts))]
-        if self.crew.failed:
+        if self.group.failed:
             self._replace_failed()
         for index in self._fallen:
             part, (times, lost) = slice(self.parts[index].start, self.parts[index].stop), self.restarts[index]

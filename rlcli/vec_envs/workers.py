@@ -20,7 +20,7 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.config import registry
 from rlcli.errors import in_words
-from rlcli.processes.crew import POLICIES
+from rlcli.processes.group import POLICIES
 from rlcli.processes.process import cores
 from rlcli.vec_envs.building import register_known
 

@@ -16,7 +16,7 @@ from typing import Any
 from rlcli.bench.harness import Report, Side, interleave, ratio
 from rlcli.errors import NumericsError
 from rlcli.processes.channel import packed, unpacked
-from rlcli.processes.crew import Crew
+from rlcli.processes.group import WorkerGroup
 from rlcli.processes.worker import Worker
 from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.bench.peers import weights as peers
@@ -48,20 +48,20 @@ _TURN = 0  # of orders whose answers are waited for later
 def measure(settings: dict[str, Any]) -> Report:
     """Every size in turn, each in rounds that alternate."""
     report = Report("weights", settings, unit="publication")
-    crew = Crew([Worker("tests.bench.weight_workers:work") for _ in range(WORKERS)])
+    group = WorkerGroup([Worker("tests.bench.weight_workers:work") for _ in range(WORKERS)])
     try:
         for kilobytes in settings["kilobytes"]:
-            _Size(report, settings, crew, kilobytes).measure()
+            _Size(report, settings, group, kilobytes).measure()
     finally:
-        crew.close()
+        group.close()
     return report
 
 
 class _Size:
     """One net, and all that is measured with it."""
 
-    def __init__(self, report: Report, settings: dict[str, Any], crew: Crew, kilobytes: int) -> None:
-        self.report, self.settings, self.crew = report, settings, crew
+    def __init__(self, report: Report, settings: dict[str, Any], group: WorkerGroup, kilobytes: int) -> None:
+        self.report, self.settings, self.group = report, settings, group
         self.hidden = max(int(math.sqrt(kilobytes * 250 + 37**2) - 37), 1)  # h * h + 74 h numbers of 4 bytes
         self.net = net_of(self.hidden)
         self.bytes = sum(p.nbytes for p in self.net.parameters())
@@ -84,7 +84,7 @@ class _Size:
         self.plain.region.forget_fd()
 
     def _order(self, kind: int, body: Any, fd: int | None = None) -> list[Any]:
-        return self.crew.order(kind, packed(body), fd=fd)
+        return self.group.order(kind, packed(body), fd=fd)
 
     # ---- published to adopted --------------------------------------------------------------------------------------
     def _latency(self) -> None:
@@ -122,11 +122,11 @@ class _Size:
     def _acting(self) -> None:
         """The workers act, and look for it between two forwards; until the later of them holds it."""
         body = packed(self.sender.model_id)
-        for worker in self.crew.workers:
+        for worker in self.group.workers:
             worker.channel.send(ACT, _TURN, body)
         began = self._while_they_act()
         self.sender.send(version=self.version)
-        self._until(began, [unpacked(self.crew.wait(index, _TURN)[1]) for index in range(WORKERS)])
+        self._until(began, [unpacked(self.group.wait(index, _TURN)[1]) for index in range(WORKERS)])
 
     def _while_they_act(self) -> int:
         """A publication is about to begin, as after a step of an optimizer; when."""
@@ -148,7 +148,7 @@ class _Size:
     def _messages(self) -> None:
         began = time.monotonic_ns()
         self.carried.send(version=self.version)
-        self._until(began, self.crew.order(TAKE, self.carried.message() or b""))
+        self._until(began, self.group.order(TAKE, self.carried.message() or b""))
 
     def _theirs(self, peer: peers.TorchrlWeights, *, acting: bool = False) -> Callable[[], None]:
         def side() -> None:
@@ -186,7 +186,7 @@ class _Size:
     def _stress(self) -> None:
         """Publish at full speed; every version that a worker adopts is looked through."""
         body = packed(self.sender.model_id)
-        for worker in self.crew.workers:
+        for worker in self.group.workers:
             worker.channel.send(STRESS, _TURN, body)
         published, until = 0, time.monotonic() + self.settings["stress"]
         while time.monotonic() < until:
@@ -195,7 +195,7 @@ class _Size:
             self.sender.send(version=published)
         fill(self.net, 0)
         self.sender.send(version=0)
-        found = [unpacked(self.crew.wait(index, _TURN)[1]) for index in range(WORKERS)]
+        found = [unpacked(self.group.wait(index, _TURN)[1]) for index in range(WORKERS)]
         adopted, torn = (sum(numbers) for numbers in zip(*found, strict=True))
         if torn:
             raise NumericsError("weights were adopted torn", where=f"{torn} of {adopted} times")

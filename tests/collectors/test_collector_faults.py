@@ -22,7 +22,7 @@ from rlcli.collectors.workers.group import CollectorWorkers
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.processes import crew as restarts
+from rlcli.processes import group as restarts
 from rlcli.processes import worker as pulse
 from tests.collectors.counting import steps_seen
 from tests.preloaded import OWNER, forked

@@ -11,8 +11,8 @@ from face import refused
 from torch import nn
 from worlds import Counter
 
-from rlcli.collectors import Collector, MultiSyncCollector, devices
-from rlcli.collectors.devices import on_device, one_device, place, resolve, sync_function
+from rlcli.collectors import Collector, MultiSyncCollector
+from rlcli.collectors.devices import on_device, one_device, place, resolve, synchronize
 from rlcli.envs import EnvBase, GymEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.specs import Categorical, Composite, Unbounded
@@ -25,7 +25,6 @@ def test_on_one_device_nothing_is_copied_and_nothing_waits():
     for arguments in ({}, {"device": "cpu"}, {"policy_device": "cpu"}, {"storing_device": "cpu"}):
         found = place(**arguments)
         assert not found.policy_is_elsewhere and not found.storing_is_elsewhere
-        assert found.sync_policy is found.sync_storage is devices._do_nothing
 
 
 def test_a_policy_elsewhere_has_rows_copied_and_storage_elsewhere_batches():
@@ -34,9 +33,9 @@ def test_a_policy_elsewhere_has_rows_copied_and_storage_elsewhere_batches():
 
 
 def test_the_cpu_is_one_device_whatever_its_index():
-    assert resolve("cpu:0") == CPU and one_device(None, ["cpu", "cpu:0"]) == "cpu"
+    assert resolve("cpu:0") == CPU and one_device(["cpu", "cpu:0"]) == "cpu"
     policy = nn.Linear(2, 2, device="cpu:0")
-    assert on_device(policy, CPU) == (policy, False) == on_device(policy, torch.device("cpu:0"))
+    assert on_device(policy, CPU) is policy is on_device(policy, torch.device("cpu:0"))
     given = nn.Linear(2, 3)
     for device in ("cpu", "cpu:0"):
         assert not Collector(GymEnv(Counter()), given, frames_per_batch=4, device=device).is_copy
@@ -47,31 +46,13 @@ def test_device_sets_all_three_and_each_may_override_it():
     assert (found.env, found.policy, found.storing) == (CPU, META, META)
 
 
-@pytest.mark.parametrize(
-    ("device", "cuda", "mps", "expected"),
-    [
-        (None, True, False, devices._do_nothing),
-        (torch.device("cuda", 0), True, False, devices._do_nothing),
-        (CPU, True, True, devices._cuda_sync_if_initialized),
-        (CPU, False, True, torch.mps.synchronize),
-        (CPU, False, False, devices._do_nothing),
-    ],
-)
-def test_what_waits_for_a_copy_depends_on_its_destination(monkeypatch, device, cuda, mps, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert sync_function(device) is expected
-
-
-def test_an_npu_waits_with_its_own_call(monkeypatch):
-    class Npu:
-        is_available = staticmethod(lambda: True)
-        synchronize = staticmethod(lambda: None)
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(torch, "npu", Npu, raising=False)
-    assert sync_function(CPU) is Npu.synchronize
+@pytest.mark.parametrize(("device", "waits"), [("mps", True), ("cuda:1", False), ("meta", False)])
+def test_a_copy_is_waited_for_where_nothing_else_keeps_its_order(monkeypatch, device, waits):
+    waited = []
+    module = SimpleNamespace(synchronize=lambda: waited.append(device))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    synchronize(torch.device(device))
+    assert waited == [device] * waits
 
 
 def test_a_version_of_weights_is_whole_before_another_stream_reads_it(monkeypatch):
@@ -83,10 +64,12 @@ def test_a_version_of_weights_is_whole_before_another_stream_reads_it(monkeypatc
     assert waited == [gpu]
 
 
-def test_no_cuda_sync_leaves_the_waits_out(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert place(storing_device="cpu").sync_storage is devices._cuda_sync_if_initialized
-    assert place(storing_device="cpu", no_cuda_sync=True).sync_storage is devices._do_nothing
+@pytest.mark.parametrize("skips", [True, False])
+def test_no_cuda_sync_leaves_the_waits_out(monkeypatch, skips):
+    waited = []
+    monkeypatch.setattr("rlcli.collectors.collector.synchronize", waited.append)
+    Collector(GymEnv(Counter()), frames_per_batch=4, storing_device="meta", no_cuda_sync=skips).rollout()
+    assert waited == [] if skips else [META]
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:3", "gpu", "mps"])
@@ -99,18 +82,17 @@ def test_a_device_that_is_not_there_is_refused_with_its_name(monkeypatch, name):
 
 def test_a_policy_is_copied_exactly_when_one_of_its_tensors_lies_elsewhere():
     policy = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert on_device(policy, CPU) == (policy, False)
-    assert on_device(policy, None) == (policy, False)
-    copy, copied = on_device(policy, META)
-    assert copied and copy is not policy and next(copy.parameters()).device == META
+    assert on_device(policy, CPU) is policy
+    copy = on_device(policy, META)
+    assert copy is not policy and next(copy.parameters()).device == META
     policy.to("meta")
     policy[1].running_mean = torch.zeros(2)  # one buffer elsewhere is enough
-    assert on_device(policy, META)[1]
+    assert on_device(policy, META) is not policy
 
     def call(td):
         return td
 
-    assert on_device(call, META) == (call, False)
+    assert on_device(call, META) is call
 
 
 def test_copied_weights_are_the_sources_and_strangers_are_refused():
@@ -122,16 +104,15 @@ def test_copied_weights_are_the_sources_and_strangers_are_refused():
 
 # ---- devices: the list -------------------------------------------------------------------------------------------
 def test_a_list_that_names_one_device_is_that_device():
-    assert one_device(None, ["cpu"]) == one_device(None, ("cpu", CPU)) == one_device(None, "cpu") == "cpu"
-    assert one_device("cpu", None) == "cpu" and one_device(None, None) is None
+    assert one_device(["cpu"]) == one_device(("cpu", CPU)) == one_device("cpu") == "cpu"
 
 
 @pytest.mark.parametrize(
-    ("device", "listed", "words"),
-    [(None, ["cpu", "meta"], "meta"), (None, [], "empty")],
+    ("listed", "words"),
+    [(["cpu", "meta"], "meta"), ([], "empty")],
 )
-def test_several_devices_are_for_workers(device, listed, words):
-    refused(ArgumentError, words, lambda: one_device(device, listed))
+def test_several_devices_are_for_workers(listed, words):
+    refused(ArgumentError, words, lambda: one_device(listed))
 
 
 def test_a_collector_takes_the_list():

@@ -42,12 +42,12 @@ def policy(request):
 @pytest.fixture
 def copies(monkeypatch):
     """Policies are copied as if they acted on another device."""
-    monkeypatch.setattr(wiring, "on_device", lambda policy, device: (copy.deepcopy(policy), True))
+    monkeypatch.setattr(wiring, "on_device", lambda policy, device: copy.deepcopy(policy))
 
 
 def collector(policy, **options) -> Collector:
     env = SerialEnv(2, lambda: GymEnv(Walk(), narrow=True))
-    return Collector(env, policy, frames_per_batch=6, total_frames=24, **options)
+    return Collector(env, policy, frames_per_batch=6, total_frames=24, policy_device="cpu", **options)
 
 
 def bias(policy) -> nn.Parameter:

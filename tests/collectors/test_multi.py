@@ -28,7 +28,7 @@ from rlcli.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import MLP, Categorical, ProbabilisticActor
-from rlcli.processes import crew as processes_crew
+from rlcli.processes import group as processes_group
 from rlcli.transforms import InitTracker, RewardSum, StepCounter
 from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSender
 
@@ -825,7 +825,7 @@ def test_an_interrupted_batch_is_given_up_and_the_next_one_is_whole():
 @pytest.mark.parametrize("block", [True, False])
 def test_collecting_goes_on_wherever_giving_orders_and_taking_answers_was_broken_off(block):
     lag = {"max_lag": 2, "on_lag": "block"} if block else {}
-    files = {group.__file__, processes_crew.__file__}
+    files = {group.__file__, processes_group.__file__}
     rng = random.Random(0)
     with MultiAsyncCollector([cartpole] * 2, None, frames_per_batch=4, seed=0, **lag) as c:
         c.next()
@@ -935,10 +935,10 @@ def test_what_the_successor_of_a_worker_raised_is_raised_once_and_the_worker_mad
 def test_why_one_worker_was_lost_is_not_forgotten_where_another_raises():
     with MultiSyncCollector([cartpole] * 2, None, frames_per_batch=8, on_worker_error="restart", seed=0) as c:
         c.next()
-        c.group.processes.watch = lambda index: "hung" if index == 1 else ""
+        c.group.processes._watch = lambda index: "hung" if index == 1 else ""
         os.kill(victim(c), signal.SIGSTOP)
         with pytest.raises(AttributeError):
             c.group.each("call", [("no such thing",), ("steps_left",)])
-        c.group.processes.watch = None
+        c.group.processes._watch = lambda index: ""
         c.next()
         assert "worker 1, env 1 of CartPole-v1 hung" in c.group.records[1].cause

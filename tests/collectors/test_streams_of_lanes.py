@@ -129,5 +129,5 @@ def test_a_stopped_batch_uses_no_noise_of_steps_that_it_did_not_take():
      {"first_lane": 1.5, "all_lanes": 8}, {"all_lanes": "x"}, {"first_lane": True, "all_lanes": 8}],
 )  # fmt: skip
 def test_lanes_that_are_not_of_the_run_are_refused(options):
-    with refused(ArgumentError, "first_lane all_lanes"):
+    with refused(ArgumentError, next(iter(options))):
         Collector(SerialEnv(3, lambda: GymEnv("CartPole-v1")), frames_per_batch=9, **options)

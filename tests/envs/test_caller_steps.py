@@ -21,7 +21,7 @@ from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.processes import channel as channel_module
-from rlcli.processes import crew as crew_module
+from rlcli.processes import group as group_module
 from rlcli.processes import line as line_module
 
 
@@ -87,7 +87,7 @@ def test_nothing_of_a_step_or_a_reset_is_pickled(monkeypatch, caller_steps):
     monkeypatch.setattr(
         channel_module.Channel, "send", lambda self, kind, turn=0, body=b"": sent(self, kind, turn, body)
     )
-    monkeypatch.setattr(crew_module, "unpacked", lambda body: bodies.append(body) if body else None)
+    monkeypatch.setattr(group_module, "unpacked", lambda body: bodies.append(body) if body else None)
 
     def sent(channel, kind, turn, body) -> None:
         bodies.extend([body] if body else [])
@@ -212,7 +212,7 @@ def test_more_processes_than_cores_do_not_spin(monkeypatch):
     for cores, spins in ((2, True), (1, False)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
         env = shared(2, CARTPOLE)
-        assert [line.spins for line in env.vec_env.crew.lines] == [spins and line_module._IN_ORDER]
+        assert [line.spins for line in env.vec_env.group.lines] == [spins and line_module._IN_ORDER]
         env.close()
 
 
@@ -228,7 +228,7 @@ def test_a_worker_that_is_killed_while_its_answer_is_waited_for_is_named_within_
 
     def kill(*_) -> None:
         killed.append(time.monotonic())
-        os.kill(env.vec_env.crew.workers[0].pid, signal.SIGKILL)
+        os.kill(env.vec_env.group.workers[0].pid, signal.SIGKILL)
 
     before = signal.signal(signal.SIGALRM, kill)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -246,12 +246,12 @@ def test_a_stopped_worker_is_ended_after_the_step_timeout():
     env.vec_env.step_timeout = 0.5
     collector = Collector(env, None, frames_per_batch=3, total_frames=-1)
     collector.rollout(1)
-    os.kill(env.vec_env.crew.workers[0].pid, signal.SIGSTOP)
+    os.kill(env.vec_env.group.workers[0].pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(EnvError, match=r"no answer for 0.5 s \(Slow, envs 1 to 2, step 2 of the run\)"):
         collector.rollout(1)
     assert time.monotonic() - began < 5
-    assert env.vec_env.crew.workers[0].exit_code(1.0) == -signal.SIGKILL
+    assert env.vec_env.group.workers[0].exit_code(1.0) == -signal.SIGKILL
     env.close()
 
 
@@ -261,5 +261,5 @@ def test_a_lane_of_the_callers_own_that_hangs_is_named():
     collector = Collector(env, None, frames_per_batch=3, total_frames=-1)
     with pytest.raises(EnvError, match=r"no answer for 0.5 s \(Slow, env 0, episode 0"):
         collector.rollout(1)
-    assert env.vec_env.crew.workers[0].exit_code() is None
+    assert env.vec_env.group.workers[0].exit_code() is None
     env.close()

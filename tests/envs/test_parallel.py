@@ -134,7 +134,7 @@ def test_an_env_of_tensordicts_in_a_worker_that_ends_or_raises_is_named():
     td = env.reset()
     refused(RuntimeError, "tensor", lambda: env.step(td.clone().set("action", torch.zeros(3, 5, dtype=torch.long))))
     td = env.step(td.set("action", torch.zeros(3, dtype=torch.long)))  # which goes on
-    os.kill(env.inner.crew.workers[1].pid, signal.SIGKILL)
+    os.kill(env.inner.group.workers[1].pid, signal.SIGKILL)
     with pytest.raises(EnvError, match=r"was killed by SIGKILL \(ParallelEnv, envs 1 to 2\)"):
         env.rollout(3)
     refused(ArgumentError, "on_worker_error='restart' GymEnvs", lambda: ParallelEnv(2, Walk, on_worker_error="restart"))
@@ -468,7 +468,7 @@ def test_a_worker_is_light(cold_workers, method):
             each.communicate(b"\n")
     env = ParallelEnv(2, "CartPole-v1", start_method=method)
     rolled(env, 200)
-    for worker in env.vec_env.crew.workers:
+    for worker in env.vec_env.group.workers:
         assert private(worker.pid) <= limit
     env.close()
 
@@ -476,7 +476,7 @@ def test_a_worker_is_light(cold_workers, method):
 def test_a_worker_that_is_killed_in_a_step_is_named():
     env = ParallelEnv(4, lambda: GymEnv(Slow(0.3)), workers=2)
     env.reset()
-    victim = env.vec_env.crew.workers[1].pid
+    victim = env.vec_env.group.workers[1].pid
     killed = []
 
     def kill(*_) -> None:
@@ -501,7 +501,7 @@ def test_kills_at_25_random_times_are_each_noticed():
     rng = np.random.default_rng(0)
     for _ in range(25):
         env = ParallelEnv(4, CARTPOLE, workers=2)
-        victim, wait = env.vec_env.crew.workers[int(rng.integers(2))].pid, float(rng.uniform(0.001, 0.3))
+        victim, wait = env.vec_env.group.workers[int(rng.integers(2))].pid, float(rng.uniform(0.001, 0.3))
         before = signal.signal(signal.SIGALRM, lambda *_, victim=victim: os.kill(victim, signal.SIGKILL))
         signal.setitimer(signal.ITIMER_REAL, wait)
         began = time.monotonic()
@@ -530,7 +530,7 @@ def test_a_worker_that_hangs_is_named_and_ended():
     assert time.monotonic() - began < 5
     refused(EnvError, "answering", lambda: collector.rollout(1))
     env.close()
-    assert env.vec_env.crew.workers[2].exit_code() == -signal.SIGKILL
+    assert env.vec_env.group.workers[2].exit_code() == -signal.SIGKILL
 
 
 def test_an_interrupted_rollout_can_be_followed_by_another():
@@ -548,7 +548,7 @@ def test_an_interrupted_rollout_can_be_followed_by_another():
 
 def test_nobody_needs_to_close_it():
     env = ParallelEnv(2, CARTPOLE, workers=2)
-    workers = env.vec_env.crew.workers
+    workers = env.vec_env.group.workers
     del env
     gc.collect()
     assert [worker.exit_code(2.0) for worker in workers] == [0, 0]

@@ -15,7 +15,7 @@ import cloudpickle
 import gymnasium as gym
 import pytest
 import torch
-from face import Channel, Crew, Line, Worker, packed, serve, unpacked
+from face import Channel, Line, Worker, WorkerGroup, packed, serve, unpacked
 from gym_worlds import Sampled
 
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
@@ -78,8 +78,8 @@ def test_how_envs_are_dealt_out_is_kept():
     env = ParallelEnv(3, CARTPOLE, workers=2, start_method="spawn")
     again = pickle.loads(pickle.dumps(env))
     assert again.vec_env.parts == env.vec_env.parts and again.start_method == "spawn" and again.vec_env.own is None
-    assert not {worker.pid for worker in again.vec_env.crew.workers} & {
-        worker.pid for worker in env.vec_env.crew.workers
+    assert not {worker.pid for worker in again.vec_env.group.workers} & {
+        worker.pid for worker in env.vec_env.group.workers
     }
     env.close()
     again.close()
@@ -119,7 +119,7 @@ def collecting(channel: Channel) -> None:
     def orders(kind: int, body: bytes):
         if kind == 1:
             kept.append(unpacked(body))
-            return [worker.pid for worker in kept[0].vec_env.crew.workers]
+            return [worker.pid for worker in kept[0].vec_env.group.workers]
         if kind == 3:
             return kept.pop().close()
         found = rolled(kept[0])
@@ -133,18 +133,18 @@ def test_a_worker_rebuilds_it_with_workers_of_its_own_that_end_with_it(method):
     env = ParallelEnv(3, CARTPOLE, workers=1, caller_steps=True)
     expected = rolled(env)
     names = set(os.listdir("/dev/shm"))
-    crew = Crew([Worker("test_pickled_envs:collecting", start_method=method)])
-    (inner,) = crew.order(1, packed(env))
-    assert len(inner) == 1 and runs(inner[0]) and inner != [worker.pid for worker in env.vec_env.crew.workers]
-    (found,) = crew.order(2)
+    group = WorkerGroup([Worker("test_pickled_envs:collecting", start_method=method)])
+    (inner,) = group.order(1, packed(env))
+    assert len(inner) == 1 and runs(inner[0]) and inner != [worker.pid for worker in env.vec_env.group.workers]
+    (found,) = group.order(2)
     assert all((found[str(key)] == expected[key].numpy()).all() for key in expected.keys(True, True))
     if method == "spawn":  # that it is told to, or that it is killed, comes to the same
-        crew.order(3)
-        crew.close()
+        group.order(3)
+        group.close()
     else:
-        crew.workers[0].kill()
+        group.workers[0].kill()
     assert ended(inner, 2)
-    crew.close()
+    group.close()
     env.close()
     assert set(os.listdir("/dev/shm")) <= names
 
@@ -154,7 +154,7 @@ def test_nothing_is_left_of_a_program_that_was_killed(tmp_path):
         "import sys, time\nfrom functools import partial\nfrom rlcli.envs import GymEnv, ParallelEnv\n"
         "if __name__ == '__main__':\n"
         "    env = ParallelEnv(4, partial(GymEnv, 'CartPole-v1'), workers=2, caller_steps=True)\n"
-        "    print(*[worker.pid for worker in env.vec_env.crew.workers], flush=True)\n"
+        "    print(*[worker.pid for worker in env.vec_env.group.workers], flush=True)\n"
         "    while True:\n        env.rollout(1000, break_when_any_done=False)\n"
     )
     (tmp_path / "parent.py").write_text(program)

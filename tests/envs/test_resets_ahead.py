@@ -36,13 +36,13 @@ def wandering(**options):
 
 def orders(env: ParallelEnv) -> list[int]:
     """The kinds of the orders that its workers are given from now on."""
-    given, send = [], env.vec_env.crew.send
+    given, send = [], env.vec_env.group.send
 
     def counted(kind, *args, **kwargs):
         given.append(kind)
         return send(kind, *args, **kwargs)
 
-    env.vec_env.crew.send = counted
+    env.vec_env.group.send = counted
     return given
 
 
@@ -231,7 +231,7 @@ def test_a_worker_that_was_killed_since_its_lanes_began_is_replaced_at_the_next_
     env = ParallelEnv(LANES, wandering(most=1), workers=2, on_worker_error="restart")
     collector = Collector(env, None, frames_per_batch=LANES, total_frames=-1)
     collector.rollout(2)
-    worker = env.vec_env.crew.workers[1]
+    worker = env.vec_env.group.workers[1]
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.exit_code(5.0) == -signal.SIGKILL
     with pytest.warns(UserWarning, match=r"envs 2 to 3, .* was killed by SIGKILL; restarted"):

@@ -23,7 +23,7 @@ from test_parallel import collected, equal
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.processes import crew as restarts
+from rlcli.processes import group as restarts
 from rlcli.vec_envs.episodes import episode_seed
 from tests.preloaded import OWNER, forked
 
@@ -62,7 +62,7 @@ class Book:
         actions = np.zeros(LANES, np.int64)
         lane = 2 * worker + self.rng.randrange(2)
         actions[lane] = {"raises": 1, "exits": 2, "hangs": 3}.get(fault, 0)
-        pid = self.vec_env.crew.workers[worker].pid
+        pid = self.vec_env.group.workers[worker].pid
         timer = threading.Timer(self.rng.random() * 2e-3, lambda: hit(pid, fault))
         if fault in ("killed", "stopped"):
             timer.start()
@@ -131,7 +131,7 @@ def through(count: int, seed: int, resets_follow: bool) -> None:
     assert times() >= len(faults) * count
     assert sum(steps for _, steps in env.vec_env.restarts) == found
     env.close()
-    assert all(worker.exit_code(2.0) is not None for worker in env.vec_env.crew.workers)
+    assert all(worker.exit_code(2.0) is not None for worker in env.vec_env.group.workers)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_worker_that_hangs_in_python_is_replaced(no_limit):
 def test_a_worker_that_ends_between_orders_is_replaced(when):
     env = falling(on_worker_error="restart")
     book = Book(env, random.Random(0))
-    worker = env.vec_env.crew.workers[0]
+    worker = env.vec_env.group.workers[0]
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.exit_code(5.0) == -signal.SIGKILL
     if when == "before a reset":
@@ -188,7 +188,7 @@ def test_a_worker_that_ends_between_orders_is_replaced(when):
 def test_all_workers_may_be_lost_at_once():
     env = falling(on_worker_error="restart")
     book = Book(env, random.Random(0))
-    for worker in env.vec_env.crew.workers:
+    for worker in env.vec_env.group.workers:
         os.kill(worker.pid, signal.SIGKILL)
     lost: set[int] = set()
     while len(lost) < LANES:
@@ -222,9 +222,9 @@ def test_what_ends_all_workers_at_once_counts_once():
     env = ParallelEnv(8, CARTPOLE, workers=8, on_worker_error="restart")
     env.reset()
     for _ in range(2):
-        for worker in env.vec_env.crew.workers:
+        for worker in env.vec_env.group.workers:
             os.kill(worker.pid, signal.SIGKILL)
-        for worker in env.vec_env.crew.workers:
+        for worker in env.vec_env.group.workers:
             worker.exit_code(10.0)
         env.rollout(3, break_when_any_done=False)
     assert [times for times, _ in env.vec_env.restarts] == [2] * 8
@@ -289,7 +289,7 @@ def test_a_collector_delivers_truncated_rows_and_goes_on():
     collector = Collector(env, None, frames_per_batch=30, total_frames=-1)
     collector.set_seed(0)
     collector.rollout(10)
-    os.kill(env.vec_env.crew.workers[1].pid, signal.SIGKILL)
+    os.kill(env.vec_env.group.workers[1].pid, signal.SIGKILL)
     while env.vec_env.restarts[1][0] == 0:
         batch = collector.rollout(10)
     cut = batch["next", "truncated"].squeeze(-1).nonzero().tolist()
@@ -320,7 +320,7 @@ def test_a_worker_that_fails_is_named(fault):
     assert time.monotonic() - began < 10
     assert "Falling, env" in str(caught.value) and re.search(lane, str(caught.value))
     env.close()
-    assert all(worker.exit_code(2.0) is not None for worker in env.vec_env.crew.workers)
+    assert all(worker.exit_code(2.0) is not None for worker in env.vec_env.group.workers)
 
 
 STOPPED = """
@@ -367,7 +367,7 @@ def make():
     env.rollout(3)
     return env
 
-def workers_of(env): return env.vec_env.crew.workers
+def workers_of(env): return env.vec_env.group.workers
 def work(env): env.rollout(1 << 30)
 """
 
@@ -381,7 +381,7 @@ def test_no_worker_outlives_its_parent_and_nothing_is_left_in_shared_memory(ends
 def test_a_slow_reset_is_timed_too():
     env = ParallelEnv(2, lambda: GymEnv(Slow(0.0)), workers=1, step_timeout=TIMEOUT)
     env.reset()
-    os.kill(env.vec_env.crew.workers[0].pid, signal.SIGSTOP)
+    os.kill(env.vec_env.group.workers[0].pid, signal.SIGSTOP)
     with pytest.raises(EnvError, match=r"no answer for 0.6 s \(Slow, envs 0 to 1"):
         env.reset()
     env.close()
@@ -439,7 +439,7 @@ def test_a_worker_that_stands_still_at_any_order_is_ended():
     for name in ("set_seed", "state"):
         env = falling(step_timeout=TIMEOUT)
         Book(env, random.Random(0))
-        os.kill(env.vec_env.crew.workers[1].pid, signal.SIGSTOP)
+        os.kill(env.vec_env.group.workers[1].pid, signal.SIGSTOP)
         with pytest.raises(EnvError, match=r"no answer for 0.6 s \(Falling, envs 2 to 3"):
             env.set_seed(1) if name == "set_seed" else env.vec_env.state_dict()
         env.close()

@@ -523,7 +523,7 @@ def test_worker_processes_are_counted_as_they_are_measured(large_env, words):
     try:
         env.rollout(4)
         made = worker_processes() - before
-        workers = [psutil.Process(worker.pid) for worker in env.vec_env.crew.workers]
+        workers = [psutil.Process(worker.pid) for worker in env.vec_env.group.workers]
         started = [child for worker in workers for child in worker.children(recursive=True)]
         assert len(workers) == 3 and len(started) == (6 if len(words) == 2 else 0)
         forked_from = {process.parent() for process in workers} - {psutil.Process()}

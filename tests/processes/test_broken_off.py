@@ -13,13 +13,13 @@ import pytest
 from face import Channel, packed
 from interrupted import instructions as instructions_of
 from test_line import COUNT, count, opened
-from test_workers import ask, crew
+from test_workers import ask, group
 
 from rlcli.processes import channel as channel_module
-from rlcli.processes import crew as crew_module
+from rlcli.processes import group as group_module
 from rlcli.processes import line as line_module
 
-FILES = {module.__file__ for module in (channel_module, line_module, crew_module)}
+FILES = {module.__file__ for module in (channel_module, line_module, group_module)}
 instructions = partial(instructions_of, FILES)
 BODIES = {"none": b"", "small": packed("hello"), "large": packed("hello" * 100_000)}
 
@@ -92,7 +92,7 @@ def test_an_order_that_is_broken_off_leaves_a_line_that_works(body, asleep):
 
 
 def test_an_order_of_which_half_was_sent_is_sent_whole():
-    workers, large = crew(1), "hello" * 1_000_000
+    workers, large = group(1), "hello" * 1_000_000
     ask(workers, "hello")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     os.kill(workers.workers[0].pid, signal.SIGSTOP)
@@ -108,7 +108,7 @@ def test_an_order_of_which_half_was_sent_is_sent_whole():
 
 
 def test_answers_are_those_of_the_orders_that_were_begun_whatever_was_broken_off():
-    workers = crew(2)
+    workers = group(2)
 
     def answers():
         while any(workers.begun()):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from face import Channel, Crew, Line, Worker, packed, refused, serve, unpacked
+from face import Channel, Line, Worker, WorkerGroup, packed, refused, serve, unpacked
 
 from rlcli.processes import line as line_module
 from rlcli.processes.channel import Closed
-from rlcli.processes.crew import Lost
+from rlcli.processes.group import Lost
 from rlcli.processes.line import CELL, CELLS, may_spin
 from rlcli.processes.process import cores
 from rlcli.processes.region import Region
@@ -57,84 +57,84 @@ def pause(rng: random.Random | None) -> None:
         time.sleep(0.3 if rng is None else rng.choice((1e-5, 1e-4, 1e-4, 2e-3)))
 
 
-def opened(spins: bool | None = None) -> tuple[Crew, dict]:
-    crew = Crew([Worker("test_line:counting") for _ in range(2)])
+def opened(spins: bool | None = None) -> tuple[WorkerGroup, dict]:
+    group = WorkerGroup([Worker("test_line:counting") for _ in range(2)])
     region = Region(FIELDS)
-    crew.send(OPEN, [packed(index) for index in range(2)], fd=region.fd)
-    crew.open_lines(region.arrays["cells"], range(2))
-    for line in crew.lines if spins is not None else ():
+    group.send(OPEN, [packed(index) for index in range(2)], fd=region.fd)
+    group.open_lines(region.arrays["cells"], range(2))
+    for line in group.lines if spins is not None else ():
         line.let_spin(spins)
-    crew.answers()
+    group.answers()
     region.forget_fd()
-    return crew, region.arrays
+    return group, region.arrays
 
 
-def count(crew: Crew, arrays: dict, body=None) -> list:
-    crew.settle()
+def count(group: WorkerGroup, arrays: dict, body=None) -> list:
+    group.settle()
     arrays["given"] += 1
-    answers = crew.order(COUNT, b"" if body is None else packed(body))
+    answers = group.order(COUNT, b"" if body is None else packed(body))
     assert arrays["count"].tolist() == arrays["given"].tolist()
     return answers
 
 
 @pytest.mark.parametrize("spins", [True, False])
 def test_no_order_is_lost_whatever_either_side_does_meanwhile(spins):
-    crew, arrays = opened(spins)
+    group, arrays = opened(spins)
     rng = random.Random(0)
     for number in range(3000):
         body = number if rng.random() < 0.2 else None  # some go by the channel, and so do their answers
-        assert count(crew, arrays, body) == [body] * 2
+        assert count(group, arrays, body) == [body] * 2
         pause(rng)
-    crew.close()
+    group.close()
 
 
 def test_a_later_order_waits_for_one_whose_answer_nobody_waited_for():
-    crew, arrays = opened(False)
+    group, arrays = opened(False)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for body in (b"", packed(7)):
             arrays["given"] += 1
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(KeyboardInterrupt):
-                crew.order(PAUSE, body)
-            assert count(crew, arrays, "next") == ["next"] * 2
+                group.order(PAUSE, body)
+            assert count(group, arrays, "next") == ["next"] * 2
     finally:
         signal.signal(signal.SIGALRM, before)
-    crew.close()
+    group.close()
 
 
 @ORDERED
 def test_a_wake_that_was_missed_costs_a_moment(monkeypatch):
-    crew, arrays = opened(False)
-    for line in crew.lines:
+    group, arrays = opened(False)
+    for line in group.lines:
         monkeypatch.setattr(line.channel, "send", lambda *frame: None)  # whatever is sent there is a wake
     for _ in range(5):
         time.sleep(0.01)  # they sleep
         began = time.monotonic()
-        count(crew, arrays)
+        count(group, arrays)
         assert time.monotonic() - began < 1
-    crew.close()
+    group.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_who_has_nothing_to_do_sleeps():
-    crew, arrays = opened(True)
-    count(crew, arrays)
-    used = [ticks(worker.pid) for worker in crew.workers]
+    group, arrays = opened(True)
+    count(group, arrays)
+    used = [ticks(worker.pid) for worker in group.workers]
     time.sleep(0.6)
-    assert all(ticks(worker.pid) - then < 0.2 for worker, then in zip(crew.workers, used, strict=True))
-    crew.close()
+    assert all(ticks(worker.pid) - then < 0.2 for worker, then in zip(group.workers, used, strict=True))
+    group.close()
 
 
 def test_who_spins_in_vain_seldom_tries_again(monkeypatch):
-    crew, arrays = opened(True)
+    group, arrays = opened(True)
     monkeypatch.setattr(line_module, "_SPIN", 0.02)
     began = time.process_time()
     for _ in range(20):
-        crew.order(NAP)
+        group.order(NAP)
     assert time.process_time() - began < 0.2  # twice the three spins that are tried for each worker, not twenty
-    count(crew, arrays)
-    crew.close()
+    count(group, arrays)
+    group.close()
 
 
 def ticks(pid: int) -> float:
@@ -145,19 +145,19 @@ def ticks(pid: int) -> float:
 
 def test_nobody_spins_where_processes_outnumber_the_cores(monkeypatch):
     assert may_spin(cores()) and not may_spin(cores() + 1)
-    crew, _ = opened(False)
-    assert crew.order(SPINS, only=[0]) == [False]  # a worker is one of several
-    crew.close()
+    group, _ = opened(False)
+    assert group.order(SPINS, only=[0]) == [False]  # a worker is one of several
+    group.close()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
     assert may_spin(1) and not may_spin(2)
 
 
-def test_all_crews_of_a_process_share_its_cores(monkeypatch):
+def test_all_groups_of_a_process_share_its_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
-    gc.collect()  # crews of other tests
+    gc.collect()  # groups of other tests
 
-    def spinning(crew: Crew) -> list[bool]:
-        return [line.spins for line in crew.lines]
+    def spinning(group: WorkerGroup) -> list[bool]:
+        return [line.spins for line in group.lines]
 
     first, arrays = opened()
     assert spinning(first) == [line_module._IN_ORDER] * 2
@@ -169,30 +169,32 @@ def test_all_crews_of_a_process_share_its_cores(monkeypatch):
     count(first, arrays)
     second.close()
     assert spinning(first) == [line_module._IN_ORDER] * 2
-    apart = Crew([Worker("test_line:counting") for _ in range(2)])  # such as collect, whose orders go by channels
+    apart = WorkerGroup(
+        [Worker("test_line:counting") for _ in range(2)]
+    )  # such as collect, whose orders go by channels
     assert not any(spinning(first))
     apart.close()
     first.close()
 
 
 def test_the_end_of_a_worker_is_noticed_while_its_answer_is_waited_for():
-    crew, arrays = opened(True)
+    group, arrays = opened(True)
     arrays["given"] += 1
-    crew.send(PAUSE)
-    os.kill(crew.workers[1].pid, signal.SIGKILL)
+    group.send(PAUSE)
+    os.kill(group.workers[1].pid, signal.SIGKILL)
     began = time.monotonic()
     with refused(Lost, "SIGKILL") as caught:
-        crew.answers()
+        group.answers()
     assert caught.value.index == 1 and time.monotonic() - began < 1
-    crew.close()
+    group.close()
 
 
 def test_a_worker_ends_when_its_parent_closes_the_channel_and_a_parent_is_told():
-    crew, _ = opened(True)
-    crew.workers[0].channel.close()
-    assert crew.workers[0].exit_code(2.0) == 0
+    group, _ = opened(True)
+    group.workers[0].channel.close()
+    assert group.workers[0].exit_code(2.0) == 0
     with pytest.raises(Closed):
-        crew.lines[0].channel.receive()
+        group.lines[0].channel.receive()
     with pytest.raises((BlockingIOError, Closed)):
-        crew.lines[1].receive()  # it has nothing to say
-    crew.close()
+        group.lines[1].receive()  # it has nothing to say
+    group.close()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from face import Channel, Crew, Line, Worker, packed, refused, serve, unpacked
+from face import Channel, Line, Worker, WorkerGroup, packed, refused, serve, unpacked
 
 from rlcli.errors import ArgumentError
-from rlcli.processes import crew as crew_module
-from rlcli.processes.crew import Lost
+from rlcli.processes import group as group_module
+from rlcli.processes.group import Lost
 from rlcli.processes.line import Traceback
 from rlcli.processes.region import Region
 from rlcli.processes.worker import METHODS
@@ -83,21 +83,21 @@ def ended(number: signal.Signals) -> tuple[int, int]:
     return program.wait(20), os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
 
 
-def crew(count: int = 2, method: str = "forkserver") -> Crew:
-    return Crew([Worker("test_workers:echo", start_method=method) for _ in range(count)])
+def group(count: int = 2, method: str = "forkserver") -> WorkerGroup:
+    return WorkerGroup([Worker("test_workers:echo", start_method=method) for _ in range(count)])
 
 
-def ask(workers: Crew, *order):
+def ask(workers: WorkerGroup, *order):
     return workers.order(1, packed(order))
 
 
-def server_of(workers: Crew) -> int:
+def server_of(workers: WorkerGroup) -> int:
     return int(Path(f"/proc/{workers.workers[0].pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_workers_answer_and_end_with_their_crew(method):
-    workers = crew(method=method)
+def test_workers_answer_and_end_with_their_group(method):
+    workers = group(method=method)
     assert ask(workers, "hello", 1) == [("hello", 1)] * 2
     pids = [worker.pid for worker in workers.workers]
     assert len({os.getpid(), *pids}) == 3
@@ -109,7 +109,7 @@ def test_workers_answer_and_end_with_their_crew(method):
 
 def test_memory_is_shared_and_has_no_name():
     before = set(os.listdir("/dev/shm"))
-    workers, region = crew(), Region(FIELDS)
+    workers, region = group(), Region(FIELDS)
     workers.order(1, packed(("map",)), fd=region.fd)
     workers.order(1, [packed(("add", lane)) for lane in range(2)])
     assert region.arrays["numbers"].tolist() == [*(worker.pid for worker in workers.workers), 0, 0]
@@ -119,7 +119,7 @@ def test_memory_is_shared_and_has_no_name():
 
 
 def test_what_a_worker_raises_is_raised_here_with_its_traceback():
-    workers = crew()
+    workers = group()
     with refused(KeyError, "gone") as caught:
         ask(workers, "raise", False)
     assert isinstance(caught.value.__cause__, Traceback) and "in orders" in str(caught.value.__cause__)
@@ -131,7 +131,7 @@ def test_what_a_worker_raises_is_raised_here_with_its_traceback():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_worker_starts_can_be_ended_by_signals_that_it_leaves_to_its_parent(method):
-    workers = crew(1, method)
+    workers = group(1, method)
     ask(workers, "hello")
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(workers.workers[0].pid, number)
@@ -155,7 +155,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("method", "die", "how"), ENDS)
 def test_the_end_of_a_worker_is_noticed_at_once(method, die, how):
-    workers = crew(method=method)
+    workers = group(method=method)
     ask(workers, "hello")
     if die is not None:
         os.kill(workers.workers[1].pid, die)
@@ -170,7 +170,7 @@ def test_the_end_of_a_worker_is_noticed_at_once(method, die, how):
 
 def test_the_end_is_noticed_though_somebody_holds_the_channel_open():
     """A program that an env started has a copy of its worker's end."""
-    workers = crew(1)
+    workers = group(1)
     other = os.dup(workers.workers[0].channel.end.fileno())
     os.kill(workers.workers[0].pid, signal.SIGKILL)
     workers.workers[0].channel.receive = lambda: (_ for _ in ()).throw(BlockingIOError())  # type: ignore[assignment]
@@ -180,9 +180,9 @@ def test_the_end_is_noticed_though_somebody_holds_the_channel_open():
 
 
 def test_a_worker_that_does_not_end_is_killed(monkeypatch):
-    assert crew_module.GRACE <= 2
-    monkeypatch.setattr(crew_module, "GRACE", 0.5)
-    workers = crew(2)
+    assert group_module.GRACE <= 2
+    monkeypatch.setattr(group_module, "GRACE", 0.5)
+    workers = group(2)
     workers.workers[0].channel.send(1, 9, packed(("sleep", 60)))
     os.kill(workers.workers[1].pid, signal.SIGSTOP)
     began = time.monotonic()
@@ -193,7 +193,7 @@ def test_a_worker_that_does_not_end_is_killed(monkeypatch):
 
 def test_a_worker_prints_where_its_parent_does_now(capfd):
     for text in ("one", "two"):  # the same server makes both
-        workers = crew(1)
+        workers = group(1)
         ask(workers, "print", text)
         assert capfd.readouterr().out == f"{text}\n"
         workers.close()
@@ -230,7 +230,7 @@ def test_a_body_may_be_larger_than_4_gib():
 
 
 def test_an_answer_that_nobody_waited_for_is_passed_over():
-    workers = crew(1)
+    workers = group(1)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -246,10 +246,10 @@ def test_an_answer_that_nobody_waited_for_is_passed_over():
 def test_a_worker_knows_neither_torch_nor_this_main(method):
     import torch  # noqa: F401  # is here
 
-    others = crew(1)  # of a server that may have imported what an earlier test's workers needed
+    others = group(1)  # of a server that may have imported what an earlier test's workers needed
     os.kill(server_of(others), signal.SIGKILL)
     others.close()
-    workers = crew(1, method)
+    workers = group(1, method)
     assert {"torch", "tensordict", "hydra", "rich", "gymnasium"}.isdisjoint(ask(workers, "modules")[0])
     workers.close()
 
@@ -258,11 +258,11 @@ PARENT = """
 import sys, os, time, weakref
 weakref.finalize(sys, int)  # somebody's who was here before
 sys.path[:0] = {path!r}
-from test_workers import crew, ask
+from test_workers import group, ask
 if __name__ != "__main__":
     print("run by", __name__, flush=True)
-__import__("rlcli.processes.crew").processes.crew.GRACE = 2.0  # for the worker that sleeps through the end
-workers = crew(2, {method!r})
+__import__("rlcli.processes.group").processes.group.GRACE = 2.0  # for the worker that sleeps through the end
+workers = group(2, {method!r})
 ask(workers, "hello")
 print(*[worker.pid for worker in workers.workers], flush=True)
 workers.workers[0].channel.send(1, 9, __import__("rlcli.processes.channel").processes.channel.packed(("sleep", 60)))
@@ -329,7 +329,7 @@ def test_a_parent_that_ends_while_its_fork_server_imports_leaves_nothing_behind(
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_of_a_thread_outlives_the_thread_and_not_the_parent(tmp_path, method):
     then = (
-        "import threading\nmade = []\nthread = threading.Thread(target=lambda: made.append(crew(1, "
+        "import threading\nmade = []\nthread = threading.Thread(target=lambda: made.append(group(1, "
         f"{method!r})))\nthread.start(); thread.join(); time.sleep(0.3)\n"
         'print(ask(made[0], "hello"), made[0].workers[0].pid, flush=True)\ntime.sleep(60)'
     )
@@ -346,7 +346,7 @@ def test_a_worker_of_a_thread_outlives_the_thread_and_not_the_parent(tmp_path, m
 def test_workers_have_time_to_end_in_when_a_program_ends_without_closing_them(tmp_path, method):
     words = "__import__('pickle').dumps(('last words', 'ended'))"
     then = f"workers.order(1, {words}, only=[1])\nos.kill(workers.workers[0].pid, 9)  # who sleeps"
-    parent, pids = _parent(tmp_path, method, f"__import__('rlcli.processes.crew').processes.crew.GRACE = 30\n{then}")
+    parent, pids = _parent(tmp_path, method, f"__import__('rlcli.processes.group').processes.group.GRACE = 30\n{then}")
     assert parent.stdout is not None and parent.stderr is not None
     with parent:  # `communicate` would not have what came together with the first line
         assert (parent.stdout.read().split(), parent.stderr.read()) == (["ended"], "")
@@ -377,7 +377,7 @@ def test_sigterm_to_all_leaves_it_to_the_parent_what_happens(tmp_path):
 
 
 def test_a_killed_fork_server_takes_its_workers_with_it_and_another_is_started():
-    workers = crew(2)
+    workers = group(2)
     ask(workers, "hello")
     server = server_of(workers)
     assert server != os.getpid()
@@ -385,7 +385,7 @@ def test_a_killed_fork_server_takes_its_workers_with_it_and_another_is_started()
     with refused(Lost, "unexpectedly"):
         ask(workers, "sleep", 60)  # the kernel kills them soon, not at once
     workers.close()
-    others = crew(1)
+    others = group(1)
     assert ask(others, "hello") == [("hello",)]
     others.close()
 
@@ -396,7 +396,7 @@ def test_an_unknown_start_method_is_refused():
 
 def test_this_room_needs_numpy_alone():
     rooms = (
-        "rlcli.processes.crew, rlcli.processes.region, rlcli.vec_envs.parallel_vec_env, rlcli.vec_envs.native_vec_env"
+        "rlcli.processes.group, rlcli.processes.region, rlcli.vec_envs.parallel_vec_env, rlcli.vec_envs.native_vec_env"
     )
     program = f"import sys, {rooms}, rlcli.vec_envs.make"
     program += "\nprint(*sorted({'torch', 'tensordict', 'hydra', 'rich'} & set(sys.modules)))"

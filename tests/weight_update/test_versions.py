@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from face import Crew, Worker, packed, refused, unpacked
+from face import Worker, WorkerGroup, packed, refused, unpacked
 from weight_workers import fill, is_stopped, model, numbers
 
 from rlcli.errors import DamagedDataError
@@ -42,10 +42,10 @@ def send(sender, trained, version: int) -> None:
     sender.send(version=version)
 
 
-def crew_of(sender, width: int, count: int) -> Crew:
-    crew = Crew([Worker("weight_workers:adopt", start_method="fork") for _ in range(count)])
-    crew.order(0, packed(("open", sender.handle(), width)), fd=sender.fd)
-    return crew
+def group_of(sender, width: int, count: int) -> WorkerGroup:
+    group = WorkerGroup([Worker("weight_workers:adopt", start_method="fork") for _ in range(count)])
+    group.order(0, packed(("open", sender.handle(), width)), fd=sender.fd)
+    return group
 
 
 # ---- many publications, many readers ---------------------------------------------------------------------------------
@@ -53,9 +53,9 @@ def stress(seconds: float, width: int) -> tuple[int, list[int]]:
     """Publish at full speed to two workers; how many versions were published, and adopted by each."""
     trained = model(width)
     sender = SharedMemWeightSyncScheme().create_sender("policy", trained)
-    crew = crew_of(sender, width, 2)
+    group = group_of(sender, width, 2)
     last = 2**24  # exact in float32
-    for worker in crew.workers:
+    for worker in group.workers:
         worker.channel.send(0, 7, packed(("until", last)))
     version, began = 0, time.monotonic()
     while time.monotonic() - began < seconds:
@@ -65,11 +65,11 @@ def stress(seconds: float, width: int) -> tuple[int, list[int]]:
     send(sender, trained, last)
     adopted = []
     for index in range(2):
-        seen, held = unpacked(crew.wait(index, 7)[1])
+        seen, held = unpacked(group.wait(index, 7)[1])
         assert seen == sorted(set(seen)) and set(seen) <= {*range(1, version + 1), last}
         assert all(found == {x} for x, found in zip(seen, held, strict=True))
         adopted.append(len(seen))
-    crew.close()
+    group.close()
     assert rate > 20e6, f"{rate:,.0f} bytes a second are no stress"
     return version, adopted
 
@@ -94,21 +94,21 @@ def test_a_reader_that_is_stopped_inside_its_copy_across_three_publications(widt
     """It goes on to the newest, or where it has locked what it reads, to that, and then to the newest."""
     trained = fill(model(width), 1)
     sender = SharedMemWeightSyncScheme().create_sender("policy", trained)
-    crew = crew_of(sender, width, 1)
-    (worker,) = crew.workers
+    group = group_of(sender, width, 1)
+    (worker,) = group.workers
     sender.send(version=1)
-    crew.order(0, packed(("stop midway",)))
+    group.order(0, packed(("stop midway",)))
     worker.channel.send(0, 9, packed(("receive",)))
     assert is_stopped(worker.pid)
     for version in (2, 3, 4):
         send(sender, trained, version)
     os.kill(worker.pid, signal.SIGCONT)
-    found = unpacked(crew.wait(0, 9)[1])
+    found = unpacked(group.wait(0, 9)[1])
     if width == LARGE:
         assert found == (True, 1, {1.0})
-        (found,) = crew.order(0, packed(("receive",)))
+        (found,) = group.order(0, packed(("receive",)))
     assert found == (True, 4, {4.0})
-    crew.close()
+    group.close()
 
 
 @needs_proc
@@ -349,10 +349,10 @@ def test_a_reader_that_is_killed_gives_its_slot_back():
     sender = SharedMemWeightSyncScheme().create_sender("policy", trained)
     sender.send(version=1)
     for _ in range(5):
-        crew = crew_of(sender, LARGE, 1)
-        assert crew.order(0, packed(("receive",)))[0][0]
-        crew.workers[0].kill()
-        crew.close()
+        group = group_of(sender, LARGE, 1)
+        assert group.order(0, packed(("receive",)))[0][0]
+        group.workers[0].kill()
+        group.close()
         send(sender, trained, sender.version + 1)
     assert len(sender._transport._slots) <= 3
 

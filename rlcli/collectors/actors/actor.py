@@ -1,4 +1,4 @@
-"""Actors: policies as the collector's loop calls them, and with no policy."""
+"""Actors: policies as the collector's loop calls them, what is refused of their outputs, and with no policy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_leaf_nontensor
 from tensordict.nn import InteractionType
+from torch import nn
 
-from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, STEP_RESULTS, Key, show
+from rlcli.errors import ArgumentError, NumericsError, RlcliError, in_words
+from rlcli.keys import ACTION, END_FLAGS, NEXT, STEP_RESULTS, Key, as_tuple, show, unravel
 from rlcli.modules.masks import pick
+from rlcli.specs.dtypes import dtype_name, torch_dtype
 from rlcli.specs.field import Field, Fields
 from rlcli.transforms.base import Transform
 from rlcli.transforms.primer import TensorDictPrimer
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from rlcli.collectors.batch import Columns
     from rlcli.collectors.devices import Placement
     from rlcli.envs.late_columns import LateColumns
+
+Outputs = dict[Key, torch.Tensor]
 
 
 class BoundActor:
@@ -58,6 +62,62 @@ class PolicyContext:
     exploration: InteractionType | None  # None leaves distributions their own way
     flags: Callable[[], Mapping[str, torch.Tensor]] | None = None  # end flags of the root; all are False without it
 
+    def outputs(self, out: TensorDictBase, shown: Set[Key] = frozenset()) -> Outputs:
+        """Return what the policy wrote beside what it was shown, `[N, *shape]`, if it fits the env."""
+        outputs: Outputs = {}
+        dims = len(self.batch_size)
+        for key, value in out.items(True, True, is_leaf=is_leaf_nontensor):
+            key = unravel(key)
+            if key in shown or key in self.inputs or key in END_FLAGS:
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise ArgumentError(
+                    f"the policy's {show(key)} is no tensor",
+                    why=f"it is a {type(value).__name__}, and a batch holds columns of numbers",
+                    fix="Write tensors, or leave the key out.",
+                )
+            if value.shape[:dims] != self.batch_size:
+                raise ArgumentError(
+                    f"the policy's {show(key)} has no row for each env",
+                    why=f"expected a shape that begins with {tuple(self.batch_size)}, got {tuple(value.shape)}",
+                )
+            parts = as_tuple(key)
+            if parts[0] == NEXT:
+                self._check_state(unravel(parts[1:]), value, dims)
+            outputs[key] = value.detach() if dims else value.detach()[None]
+        action = outputs.get(ACTION)
+        if action is None:
+            raise ArgumentError(
+                "the policy wrote no action", why=f"it wrote {', '.join(map(show, outputs)) or 'nothing'}",
+                fix="Write the key 'action'.",
+            )  # fmt: skip
+        (shape, dtype), taken = self.actions.stored, tuple(action.shape[1:])
+        if taken != shape:
+            raise ArgumentError(
+                "the policy's action does not fit the env", why=f"expected shape {shape} a step, got {taken}",
+                fix="Discrete actions are one-hot unless the env has categorical_action_encoding=True."
+                if self.actions.kind == "discrete"
+                else None,
+            )  # fmt: skip
+        parts_of_one = action.is_floating_point() or action.is_complex()
+        if dtype.kind in "iub" and parts_of_one and not self.actions.encoded:
+            raise ArgumentError(
+                "the policy's action does not fit the env", why=f"expected {dtype}, got {dtype_name(action.dtype)}"
+            )
+        return outputs
+
+    def _check_state(self, key: Key, value: torch.Tensor, dims: int) -> None:
+        if key not in self.inputs:
+            raise no_place(key)
+        shape, dtype = self.inputs[key]
+        got = tuple(value.shape[dims:])
+        if (got, value.dtype) != (shape, torch_dtype(dtype)):
+            raise ArgumentError(
+                f"the policy's next.{show(key)} does not fit the env's {show(key)}",
+                why=f"expected {shape} {dtype} a step, got {got} {dtype_name(value.dtype)}",
+                fix=f"Give the primer of {show(key)} that shape and dtype.",
+            )
+
 
 class ActorRunner:
     """Know what a policy reads and writes; `bind` makes it ready to act."""
@@ -81,6 +141,103 @@ class ActorRunner:
 
     def refresh(self) -> None:
         """See, as a batch begins, whether the policy is still made of what it was made of."""
+
+
+# ---- what a policy of the user's raises or writes amiss: said before the env is stepped ------------------------------
+NOT_STEPPED = "step {} of the batch; the env was not stepped"
+
+
+def states_of(outputs: Outputs) -> list[Key]:
+    """Return the keys of the states that a policy writes under `next`."""
+    return [unravel(as_tuple(key)[1:]) for key in outputs if as_tuple(key)[0] == NEXT]
+
+
+def call(
+    policy: Callable[[TensorDictBase], Any], td: TensorDictBase, where: str, *, first: bool = False
+) -> TensorDictBase:
+    """Return what a policy makes of `td`; a NaN it wrote before it raised is a NumericsError."""
+    try:
+        out = policy(td)
+    except PASSED_ON:
+        raise
+    except BaseException as error:
+        raise raised(error, td.items(True, True), where, _hint(policy) if first else None) from error
+    if out is None:
+        return td
+    if not isinstance(out, TensorDictBase):
+        raise ArgumentError(
+            "the policy did not return a tensordict", where=where, why=f"it returned a {type(out).__name__}",
+            fix=_hint(policy) or "Return the tensordict with 'action' written to it.",
+        )  # fmt: skip
+    return out
+
+
+# what a policy may raise that is said as it is; not SystemExit: it must not end the run as if all were well
+PASSED_ON = (RlcliError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError)
+
+
+def raised(
+    error: BaseException, values: Iterable[tuple[Any, torch.Tensor]], where: str, fix: str | None = None
+) -> RlcliError:
+    """Return the error for a policy that raised, where it had read and written `values` by then."""
+    for key, value in values:
+        if value.is_floating_point() and bool(torch.isnan(value).any()):
+            return not_finite(unravel(key), f"{where}; the env was not stepped")
+    return ArgumentError("the policy raised", where=where, why=in_words(error), fix=fix)
+
+
+def _hint(policy: Any) -> str | None:
+    """Say what to tell the writer of a plain function, which may have been meant for observations."""
+    if isinstance(policy, nn.Module):
+        return None
+    return (
+        "A function is called with the tensordict and writes 'action' to it; one from an observation to an action is "
+        'wrapped: TensorDictModule(function, in_keys=["observation"], out_keys=["action"]).'
+    )
+
+
+def is_sound(values: torch.Tensor, dims: int, bits: bool = False) -> bool:
+    """Say whether an output is finite, or infinite where that means something."""
+    if bool(values.isfinite().all()):
+        return True
+    if bits:
+        return not bool(values.isnan().any())
+    return values.ndim > dims and values.shape[-1] > 0 and bool(values.amax(-1).isfinite().all())  # NaN is its own max
+
+
+def refuse_unsound(key: Key, column: np.ndarray, bits: bool = False) -> None:
+    """Raise where some steps' outputs `[N, T, *]` are not sound, before a batch is made of them."""
+    if column.dtype.kind == "f" and not is_sound(torch.from_numpy(column), 2, bits):
+        raise NumericsError(
+            f"the policy's {show(key)} is not finite", why="a weight or an observation is NaN or infinite"
+        )
+
+
+def take(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> None:
+    """Copy one output into its row, if it is what it was on the first call (`kind`)."""
+    if not isinstance(value, torch.Tensor) or value.shape != row.shape or value.dtype is not kind:
+        raise changed_output(key, value, row, kind, t)  # `copy_` would spread or cast it
+    row.copy_(value)
+
+
+def changed_output(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> ArgumentError:
+    """Return the error for an output of another shape or dtype, or none."""
+    if isinstance(value, torch.Tensor):
+        got = f"{tuple(value.shape)} {value.dtype}"
+    else:
+        got = "nothing" if value is None else f"a {type(value).__name__}"
+    return ArgumentError(
+        f"the policy's {show(key)} is not what it was on its first call", where=NOT_STEPPED.format(t),
+        why=f"expected {tuple(row.shape)} {kind}, got {got}",
+    )  # fmt: skip
+
+
+def not_finite(key: Key, where: str) -> NumericsError:
+    """Return the error for an output that is NaN or infinite."""
+    return NumericsError(
+        f"the policy's {show(key)} is not finite", where=where, why="a weight or an observation is NaN or infinite",
+        fix="Lower optim.lr, or set env.normalize_observation=true.",
+    )  # fmt: skip
 
 
 # ---- recurrent states ----------------------------------------------------------------------------------------------

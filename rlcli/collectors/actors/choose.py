@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
 
-from rlcli.collectors.actors.actor import ActorRunner, PolicyContext
-from rlcli.collectors.actors.outputs import call
+from rlcli.arguments import refuse
+from rlcli.collectors.actors.actor import ActorRunner, Outputs, PolicyContext, call, states_of
 from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.collectors.devices import NOT_COPIED
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next
@@ -28,6 +28,7 @@ from rlcli.specs.dtypes import dtype_name, numpy_dtype
 from rlcli.specs.field import Field, Fields
 from rlcli.vec_envs.actions import ActionFormat
 
+_SEEN = "what it writes is seen in its first step"
 _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)  # that a family knows
 
 
@@ -44,83 +45,80 @@ def choose_actor(
     A copy of it is called once on made-up observations, to learn what it writes. A function, which has none, shows that
     in its first step; with `early` it is called itself.
     """
-    shown = _made_up(setting, legal)
-    as_it_is = partial(TensorDictActor, policy, setting)
-    module = isinstance(policy, nn.Module)
     tried = None
-    if module or early:
+    if isinstance(policy, nn.Module) or early:
         with contextlib.suppress(*NOT_COPIED):
             tried = copy.deepcopy(policy)  # a call may change it
-    if tried is None and not early:
-        return as_it_is(why="it is no module that can be copied: what it writes is seen in its first step")
     if tried is None:
-        raise ArgumentError(
-            "the first frames take random actions, and what else the policy writes is not known yet",
-            why="the policy cannot be copied for a trial call",
-            fix="Use init_random_frames=0, or give the policy as an nn.Module.",
-        )
+        refuse(early, "the first frames take random actions, and what else the policy writes is not known yet",
+               why="the policy cannot be copied for a trial call",
+               fix="Use init_random_frames=0, or give the policy as an nn.Module.")  # fmt: skip
+        return _as_it_is(policy, setting, f"it is no module that can be copied: {_SEEN}")
+    shown = _made_up(setting, legal)
     try:
         example = _tried(tried, shown, setting)
     except (ArgumentError, NumericsError):
         if early or not whole:
             raise
-        return as_it_is(why="specs do not say what the env shows: what it writes is seen in its first step")
+        return _as_it_is(policy, setting, f"specs do not say what the env shows: {_SEEN}")
     left = ((key, example.get(key, None), value) for key, value in shown.items())
     rewrites = {key for key, now, was in left if now is not None and not np.array_equal(now.detach().numpy(), was)}
-    actor = as_it_is(example=example, rewrites=rewrites)
-    fast, actor.why = _on_rows(actor, example, whole)
-    if fast is None:
-        return actor
-    fast.watch(policy, lambda policy: choose_actor(policy, setting, legal))
-    return fast
+    outputs = setting.outputs(example)
+    if not isinstance(policy, nn.Module):
+        why = "it is no module that can be copied"
+    elif whole:
+        why = "the env is stepped on tensordicts, and is given all that it writes, or its states begin at other than 0"
+    elif rewrites:
+        why = f"it writes to its input, {', '.join(map(show, rewrites))}"
+    elif setting.placement.policy_is_elsewhere:
+        why = f"it acts on {setting.placement.policy}"
+    elif setting.exploration not in _CHOICES:
+        why = f"exploration_type is {setting.exploration}"
+    else:
+        fast = _on_rows(policy, setting, outputs, lambda policy: choose_actor(policy, setting, legal))
+        if isinstance(fast, FastActor):
+            return fast
+        why = fast
+    return _as_it_is(policy, setting, why, outputs, rewrites)
 
 
-def _on_rows(actor: TensorDictActor, example: TensorDictBase, whole: bool) -> tuple[FastActor | None, str]:
-    """Return the policy as a function of rows; or None, and why it is none."""
-    setting = actor.setting
-    if why := _whole(actor, whole):
-        return None, why
-    function = Actor.of(actor.policy)
+def _as_it_is(policy: Any, setting: PolicyContext, why: str, *learned: Any) -> ActorRunner:
+    from rlcli.collectors.actors.tensordict import TensorDictActor  # of policies that are not run on rows
+
+    return TensorDictActor(policy, setting, why, *learned)
+
+
+def _on_rows(
+    policy: nn.Module, setting: PolicyContext, outputs: Outputs, take_apart: Callable[[Any], ActorRunner]
+) -> FastActor | str:
+    """Return the policy as a function of rows, or say why it is none; `take_apart` is for when it has changed."""
+    function = Actor.of(policy)
     if function is None or not all(isinstance(stage.module, nn.Module) for stage in function.stages):
-        return None, "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
-    if why := _no_step(function.stages, actor.states):
-        return None, why
-    written = _written(function.stages, example, len(setting.batch_size))
+        return "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
+    states = states_of(outputs)
+    if (states or function.carries) and (why := _no_step(function.stages, states)):
+        return why
+    written = _written(function.stages, outputs)
     if (family := _loop_family(function, setting.actions)) is None:
-        return None, "its distribution is none that rlcli draws from"
-    taken = numpy_dtype(example.get(ACTION).dtype)
+        return "its distribution is none that rlcli draws from"
+    taken = numpy_dtype(outputs[ACTION].dtype)
     if taken is None or (setting.actions.encoded and taken != setting.actions.stored[1]):
-        return None, f"its actions are {dtype_name(example.get(ACTION).dtype)}"
+        return f"its actions are {dtype_name(outputs[ACTION].dtype)}"
     if (
         written is None
         or not written.keys().isdisjoint(setting.inputs)  # rows keep what the env showed
         or any(key not in written or len(written[key][0]) != 1 for key in function.param_keys)  # rows [N, k]
     ):
-        return None, "what it writes is not float32, one row a step, beside what the env shows"
+        return "what it writes is not float32, one row a step, beside what the env shows"
     options = None if setting.actions.kind == "box" else family.options(written[function.param_keys[0]][0][0])
     if setting.actions.kind != "box" and (options is None or (np.asarray(options) - 1 > setting.actions.last).any()):
-        return None, "it may choose what the env does not offer: each action is looked at"
+        return "it may choose what the env does not offer: each action is looked at"
     function = function._replace(family=family)
     drawn = function.chosen_key is None or family.explores  # type: ignore[attr-defined]
-    mode, shape = setting.exploration is not InteractionType.RANDOM or not drawn, ()
-    if function.log_prob_key is not None:
-        shape = tuple(example.get(function.log_prob_key).shape[len(setting.batch_size) :])
-    fast = FastActor(function, setting, written, taken, mode=mode, log_prob_shape=shape)
-    return (fast, "") if fast.reads <= set(setting.inputs) else (None, "it reads what the env does not show")
-
-
-def _whole(actor: TensorDictActor, whole: bool) -> str:
-    """Say why a policy is to be called as it is, whatever it is made of; nothing where it need not be."""
-    if not isinstance(actor.policy, nn.Module):
-        return "it is no module that can be copied"
-    if whole:
-        return "the env is stepped on tensordicts, and is given all that it writes, or its states begin at other than 0"
-    if actor.rewrites:
-        return f"it writes to its input, {', '.join(map(show, actor.rewrites))}"
-    if actor.placement.policy_is_elsewhere:
-        return f"it acts on {actor.placement.policy}"
-    exploration = actor.setting.exploration
-    return "" if exploration in _CHOICES else f"exploration_type is {exploration}"
+    mode, key = setting.exploration is not InteractionType.RANDOM or not drawn, function.log_prob_key
+    shape = () if key is None else tuple(outputs[key].shape[1:])
+    fast = FastActor(policy, take_apart, function, setting, written, taken, mode=mode, log_prob_shape=shape)
+    return fast if fast.reads <= set(setting.inputs) else "it reads what the env does not show"
 
 
 def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
@@ -135,34 +133,27 @@ def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
     return ""
 
 
-def _tried(policy, shown: dict[Key, np.ndarray], setting: PolicyContext) -> TensorDictBase:
-    """Return what one call on made-up observations gives, as it will explore."""
+def _tried(policy: Any, shown: dict[Key, np.ndarray], setting: PolicyContext) -> TensorDictBase:
+    """Return what one call on made-up observations gives, as it will explore; no random stream moves on."""
     device = setting.placement.policy
     drawn = [device] if device is not None and device.type == "cuda" else []
-    with torch.inference_mode(False), _undrawn(drawn), torch.no_grad():
-        given: dict = {key: torch.from_numpy(value.copy()) for key, value in shown.items()}
-        flags = {name: torch.zeros(*setting.batch_size, 1, dtype=torch.bool) for name in END_FLAGS}
-        td = TensorDict({**flags, **given}, setting.batch_size)
-        if setting.placement.policy_is_elsewhere:
-            td = td.to(setting.placement.policy)
-        called = partial(call, policy, where="its first call, on made-up observations", first=True)
-        try:
-            with set_interaction_type(setting.exploration):
-                return called(td.clone(False)).cpu()
-        except NumericsError:  # of NaN nothing is drawn: the first step says so, where a run can keep what was shown
-            with set_interaction_type(InteractionType.DETERMINISTIC):
-                return called(td).cpu()
-
-
-@contextlib.contextmanager
-def _undrawn(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Put back the global streams of torch, numpy and Python after what is drawn inside."""
-    ours, pythons = np.random.get_state(), random.getstate()
+    numpys, pythons = np.random.get_state(), random.getstate()
     try:
-        with torch.random.fork_rng(devices=devices):
-            yield
+        with torch.inference_mode(False), torch.random.fork_rng(devices=drawn), torch.no_grad():
+            given: dict = {key: torch.from_numpy(value.copy()) for key, value in shown.items()}
+            flags = {name: torch.zeros(*setting.batch_size, 1, dtype=torch.bool) for name in END_FLAGS}
+            td = TensorDict({**flags, **given}, setting.batch_size)
+            if setting.placement.policy_is_elsewhere:
+                td = td.to(device)
+            called = partial(call, policy, where="its first call, on made-up observations", first=True)
+            try:
+                with set_interaction_type(setting.exploration):
+                    return called(td.clone(False)).cpu()
+            except NumericsError:  # of NaN nothing is drawn; the first step refuses it, where evidence can be kept
+                with set_interaction_type(InteractionType.DETERMINISTIC):
+                    return called(td).cpu()
     finally:
-        np.random.set_state(ours)
+        np.random.set_state(numpys)
         random.setstate(pythons)
 
 
@@ -178,15 +169,16 @@ def _made_up(setting: PolicyContext, legal: Callable) -> dict[Key, np.ndarray]:
     return {key: legal(key, value) for key, value in drawn.items()}
 
 
-def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) -> Fields | None:
-    values = {key: example.get(key, None) for stage in stages for key in stage.out_keys}
+def _written(stages: Sequence[Stage], outputs: Outputs) -> Fields | None:
+    """Return what the stages write, states apart, which have rows already; None where it is not all float32."""
+    values = {key: outputs.get(key) for stage in stages for key in stage.out_keys}
     if any(value is None or value.dtype != torch.float32 for value in values.values()):
         return None
-    states = {under_next(key) for stage in stages for key in stage.state_keys}  # these have rows already
+    states = {under_next(key) for stage in stages for key in stage.state_keys}
     return {
-        key: Field(tuple(value.shape[batch_dims:]), np.dtype(np.float32))
+        key: Field(tuple(value.shape[1:]), np.dtype(np.float32))
         for key, value in values.items()
-        if key not in states
+        if value is not None and key not in states
     }
 
 

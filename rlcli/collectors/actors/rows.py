@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from tensordict.nn import set_interaction_type
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext, States
-from rlcli.collectors.actors.outputs import PASSED_ON, not_finite, raised, refuse_unsound, take
+from rlcli.collectors.actors.actor import (
+    PASSED_ON,
+    ActorRunner,
+    BoundActor,
+    PolicyContext,
+    States,
+    not_finite,
+    raised,
+    refuse_unsound,
+    take,
+)
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
@@ -37,12 +46,17 @@ Rows = dict[Key, list[Tensor]]
 
 
 class FastActor(ActorRunner):
-    """Run a policy as a function of rows, then draw with noise that was drawn ahead."""
+    """Run a policy as a function of rows, then draw with noise that was drawn ahead.
+
+    `take_apart(policy)` is called again once the policy's modules or hooks have changed.
+    """
 
     def __init__(
-        self, function: Actor, setting: PolicyContext, written: Fields, taken: np.dtype, *, mode: bool,
-        log_prob_shape: tuple[int, ...] = (),
+        self, policy: nn.Module, take_apart: Callable[[Any], ActorRunner], function: Actor, setting: PolicyContext,
+        written: Fields, taken: np.dtype, *, mode: bool, log_prob_shape: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
+        self._policy, self._take_apart = policy, take_apart
+        self._watch: ModuleWatch[nn.Module] = ModuleWatch(policy)
         self.function, self.setting, self.written, self.taken, self.mode = function, setting, written, taken, mode
         self.actions, stages = setting.actions, function.stages
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
@@ -70,17 +84,12 @@ class FastActor(ActorRunner):
         if function.chosen_key is not None:
             self.once[function.chosen_key] = Field((1,), np.dtype(np.float32))
         self.version = 0  # of the function
-        self._watch: ModuleWatch | None = None
 
     def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
         return _BoundFastActor(self, columns, lanes)
 
-    def watch(self, policy: Any, take_apart: Callable[[Any], ActorRunner]) -> None:
-        """Call `take_apart(policy)` again once the policy's modules or hooks have changed."""
-        self._policy, self._watch, self._take_apart = policy, ModuleWatch(policy), take_apart
-
     def refresh(self) -> None:
-        if self._watch is not None and self._watch.version:
+        if self._watch.version:
             self.act_with(self._policy)
 
     def act_with(self, policy: Any) -> None:

@@ -9,40 +9,45 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
-from tensordict.nn import set_interaction_type
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule, set_interaction_type
+from torch import nn
 
-from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext, States, no_place
-from rlcli.collectors.actors.outputs import (
-    bits_of,
+from rlcli.collectors.actors.actor import (
+    NOT_STEPPED,
+    ActorRunner,
+    BoundActor,
+    Outputs,
+    PolicyContext,
+    States,
     call,
     changed_output,
-    late_output,
-    loop_action,
-    refuse_nan,
-    refuse_no_bits,
-    refuse_soft,
+    is_sound,
+    not_finite,
     refuse_unsound,
+    states_of,
     take,
 )
+from rlcli.collectors.devices import synchronize
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, ACTION_LOG_PROB, END_FLAGS, NEXT, SAMPLE_LOG_PROB, Key, as_tuple, show, unravel
-from rlcli.specs.dtypes import dtype_name, numpy_dtype, torch_dtype
+from rlcli.keys import ACTION, ACTION_LOG_PROB, END_FLAGS, NEXT, SAMPLE_LOG_PROB, Key, as_tuple, unravel
+from rlcli.modules.distributions import family_of, param_keys
+from rlcli.specs.dtypes import numpy_dtype, torch_dtype
 from rlcli.specs.field import Field, Fields
+from rlcli.vec_envs.actions import ActionFormat, in_a_line
 
 if TYPE_CHECKING:
     from rlcli.collectors.batch import Columns
-
-_Outputs = dict[Key, torch.Tensor]
 
 
 class TensorDictActor(ActorRunner):
     """Call a policy, TensorDict -> TensorDict with `action`, at every step.
 
-    `example` is what one call of a copy wrote, and `rewrites` the inputs that it changed; without one, the first step
-    decides. `why`: the reason that it is not run on rows. A state that no key of the env carries is refused.
+    `outputs` are those of one call of a copy, and `rewrites` the inputs that it changed; without them, the first step
+    decides. `why`: the reason that it is not run on rows.
     """
 
     late: LateColumns
@@ -50,7 +55,7 @@ class TensorDictActor(ActorRunner):
 
     def __init__(
         self, policy: Callable[[TensorDictBase], TensorDictBase], setting: PolicyContext,
-        example: TensorDictBase | None = None, rewrites: Set[Key] = frozenset(), why: str = "",
+        why: str = "", outputs: Outputs | None = None, rewrites: Set[Key] = frozenset(),
     ) -> None:  # fmt: skip
         self.rewrites, self.why = rewrites, why
         self.act_with(policy)
@@ -59,24 +64,20 @@ class TensorDictActor(ActorRunner):
         in_keys = getattr(policy, "in_keys", None)
         asked = list(setting.inputs) if in_keys is None else [unravel(key) for key in in_keys]
         self.asks = None if in_keys is None else set(asked)
-        self.schema = setting.inputs
         self.inputs = [key for key in asked if key in setting.inputs]
         self.reads = set(self.inputs)
-        self.tried = example is not None
-        self.late = LateColumns(self.batch_size.numel() if self.batch_size else 1, late_output)
+        self.tried = outputs is not None
+        self.late = LateColumns(self.batch_size.numel() if self.batch_size else 1, _late_output)
         self.live: Fields = {ACTION: self.actions.stored}
         self.action_dtype = torch_dtype(self.actions.stored[1])
         self.kinds: dict[Key, torch.dtype] = {}  # of those of `live` that it wrote so in the example
         self.once: Fields = {}
-        self.states: list[Key] = []
-        if example is not None:
-            self._learn(self.outputs(example, set()))
+        if outputs is not None:
+            self._learn(outputs)
 
-    def _learn(self, outputs: _Outputs) -> None:
+    def _learn(self, outputs: Outputs) -> None:
         """Lay out what the policy writes: columns of a batch's own, and late ones for what numpy has no numbers for."""
-        for key in outputs:
-            if as_tuple(key)[0] == NEXT:
-                self.states.append(unravel(as_tuple(key)[1:]))
+        self.states = states_of(outputs)
         kept = {key: value for key, value in outputs.items() if as_tuple(key)[0] != NEXT}
         dtypes = {key: numpy_dtype(value.dtype) for key, value in kept.items() if key != ACTION}
         numbers = {key: dtype for key, dtype in dtypes.items() if dtype is not None}
@@ -90,71 +91,11 @@ class TensorDictActor(ActorRunner):
         if self.log_prob_key is not None:
             self.log_prob_shape = self.live[self.log_prob_key][0]
 
-    def outputs(self, out: TensorDictBase, shown: Set[Key]) -> _Outputs:
-        """Return what the policy wrote beside what it was shown, `[N, *shape]`."""
-        outputs: _Outputs = {}
-        dims = len(self.batch_size)
-        for key, value in out.items(True, True, is_leaf=is_leaf_nontensor):
-            key = unravel(key)
-            if key in shown or key in self.schema or key in END_FLAGS:
-                continue
-            if not isinstance(value, torch.Tensor):
-                raise ArgumentError(
-                    f"the policy's {show(key)} is no tensor",
-                    why=f"it is a {type(value).__name__}, and a batch holds columns of numbers",
-                    fix="Write tensors, or leave the key out.",
-                )
-            if value.shape[:dims] != self.batch_size:
-                raise ArgumentError(
-                    f"the policy's {show(key)} has no row for each env",
-                    why=f"expected a shape that begins with {tuple(self.batch_size)}, got {tuple(value.shape)}",
-                )
-            parts = as_tuple(key)
-            if parts[0] == NEXT:
-                self._check_state(unravel(parts[1:]), value, dims)
-            outputs[key] = value.detach() if dims else value.detach()[None]
-        self._check_action(outputs.get(ACTION), outputs)
-        return outputs
-
-    def _check_state(self, key: Key, value: torch.Tensor, dims: int) -> None:
-        if key not in self.schema:
-            raise no_place(key)
-        shape, dtype = self.schema[key]
-        got = tuple(value.shape[dims:])
-        if (got, value.dtype) != (shape, torch_dtype(dtype)):
-            raise ArgumentError(
-                f"the policy's next.{show(key)} does not fit the env's {show(key)}",
-                why=f"expected {shape} {dtype} a step, got {got} {dtype_name(value.dtype)}",
-                fix=f"Give the primer of {show(key)} that shape and dtype.",
-            )
-
-    def _check_action(self, action: torch.Tensor | None, written: _Outputs) -> None:
-        if action is None:
-            raise ArgumentError(
-                "the policy wrote no action", why=f"it wrote {', '.join(map(show, written)) or 'nothing'}",
-                fix="Write the key 'action'.",
-            )  # fmt: skip
-        shape, dtype = self.actions.stored
-        got = tuple(action.shape[1:])
-        if got != shape:
-            raise ArgumentError(
-                "the policy's action does not fit the env",
-                why=f"expected shape {shape} a step, got {got}",
-                fix="Discrete actions are one-hot unless the env has categorical_action_encoding=True."
-                if self.actions.kind == "discrete"
-                else None,
-            )
-        whole = not (action.is_floating_point() or action.is_complex())
-        if dtype.kind in "iub" and not whole and not self.actions.encoded:
-            raise ArgumentError(
-                "the policy's action does not fit the env", why=f"expected {dtype}, got {dtype_name(action.dtype)}"
-            )
-
     def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
         return _BoundTensorDict(self, columns, states)
 
     def act_with(self, policy: Any) -> None:
-        self.policy, self.bits = policy, bits_of(policy)
+        self.policy, self.bits = policy, _bits_of(policy)
 
 
 class _BoundTensorDict(BoundActor):
@@ -194,10 +135,12 @@ class _BoundTensorDict(BoundActor):
             else TensorDict._new_unsafe(inputs, batch_size=size)  # without the constructor's look at each leaf
         )  # fmt: skip
         if place.policy_is_elsewhere:
-            if place.non_blocking and place.policy is not None and place.policy.type == "cuda":
+            assert place.policy is not None
+            if place.non_blocking and place.policy.type == "cuda":
                 td = td.pin_memory()
             td = td.to(place.policy, non_blocking=place.non_blocking)
-            place.sync_policy()
+            if not place.non_blocking:
+                synchronize(place.policy)
         return td
 
     def act(self, t: int):
@@ -210,18 +153,18 @@ class _BoundTensorDict(BoundActor):
         outputs = self._outputs(out, t)
         for key, kind in actor.kinds.items():
             take(key, outputs.get(key), self.rows[key][t], kind, t)
-            refuse_nan(key, outputs[key], t, key in actor.bits)
+            _refuse_nan(key, outputs[key], t, key in actor.bits)
         action = outputs[ACTION]
-        late: _Outputs = {}
+        late: Outputs = {}
         if len(outputs) > len(actor.kinds) + 1 or action.dtype is not actor.action_dtype:
             for key in [key for key in outputs if key not in actor.kinds]:
                 value = outputs[key]
                 if as_tuple(key)[0] == NEXT:  # row t+1 of a lane that ends here is set to its default by the reset
                     row = torch.from_numpy(self.columns.rows[unravel(as_tuple(key)[1:])][t + 1])
                     take(key, value, row, row.dtype, t)
-                    refuse_nan(key, value, t)
+                    _refuse_nan(key, value, t)
                 elif key != ACTION or value.dtype is not actor.action_dtype:
-                    refuse_nan(key, value, t)
+                    _refuse_nan(key, value, t)
                     late[key] = value
         kinds = actor.late.fields
         if late or kinds != {}:  # the first step decides which there are
@@ -229,33 +172,32 @@ class _BoundTensorDict(BoundActor):
                 kind = kinds[ACTION][1] if ACTION in kinds else actor.action_dtype
                 raise changed_output(ACTION, action, self.rows[ACTION][t], kind, t)
             actor.late.write(t, late)
-        refuse_nan(ACTION, action, t)
+        _refuse_nan(ACTION, action, t)
         row = self.rows[ACTION][t]
         if action.shape != row.shape:  # `copy_` would spread it
             raise changed_output(ACTION, action, row, action.dtype, t)
         if actor.actions.kind == "multi_binary":
-            refuse_no_bits(action, t)
+            _refuse_no_bits(action, t)
         if actor.actions.encoded and action.is_floating_point():
-            refuse_soft(action, t)
+            _refuse_soft(action, t)
         row.copy_(action)
-        return loop_action(actor.actions, self.action_rows[t], t)
+        return _loop_action(actor.actions, self.action_rows[t], t)
 
-    def _check_states(self, out: TensorDictBase, outputs: _Outputs, t: int) -> None:
+    def _check_states(self, out: TensorDictBase, outputs: Outputs, t: int) -> None:
         """Learn from an untried policy's first step which states it carries."""
         carried = self.carried
-        states = [unravel(as_tuple(key)[1:]) for key in outputs if as_tuple(key)[0] == NEXT]
         rows = self.columns.rows
         read = [(key, torch.from_numpy(rows[key][t])) for key in carried.primed if key in self.actor.inputs]
         left = [(out.get(key, None), key, row) for key, row in read]  # a tensordict of its own need not hold its input
         rewrites = {key for x, key, row in left if x is not None and not torch.equal(x.reshape(row.shape), row)}
-        carried.learn(states, rewrites)
+        carried.learn(states_of(outputs), rewrites)
 
-    def _outputs(self, out: TensorDictBase, t: int) -> _Outputs:
+    def _outputs(self, out: TensorDictBase, t: int) -> Outputs:
         """Return what the policy wrote; looked at with care when its names change, and once a batch."""
         if self.flat is not None and tuple(out.keys()) == self.names:
             values = {key: out.get(key) for key in self.flat}
             return values if self.actor.batch_size else {key: value.unsqueeze(0) for key, value in values.items()}
-        outputs = self.actor.outputs(out, self.shown)
+        outputs = self.actor.setting.outputs(out, self.shown)
         self._check_states(out, outputs, t)
         self.names = tuple(out.keys())
         nested = any(isinstance(key, tuple) for key in outputs) or not all(
@@ -269,3 +211,73 @@ class _BoundTensorDict(BoundActor):
             column = self.columns.data.get(key)
             if column is not None:
                 refuse_unsound(key, column[:, first:last], key in self.actor.bits)
+
+
+# ---- its outputs, step by step ---------------------------------------------------------------------------------------
+def _bits_of(policy: Any) -> set[Key]:
+    """Return the logits of bits that a policy's modules draw: an infinite one makes its bit certain."""
+    parts = policy.modules() if isinstance(policy, nn.Module) else ()
+    heads = [part for part in parts if isinstance(part, ProbabilisticTensorDictModule)]
+    drawn = ((head, family_of(head)) for head in heads)
+    return {unravel(key) for head, family in drawn if family and family.bits for key in param_keys(head)}
+
+
+def _refuse_nan(key: Key, value: torch.Tensor, t: int, bits: bool = False) -> None:
+    """Raise where an output `[N, *]` holds a NaN; an infinity alone waits for the end of the batch."""
+    if value.dtype.is_floating_point:
+        total = value.sum().item()  # one operation; it is NaN too where sums on the way are infinite
+        if total != total and not is_sound(value, 1, bits):
+            raise not_finite(key, NOT_STEPPED.format(t))
+
+
+def _late_output(what: str, why: str, fix: str) -> ArgumentError:
+    """Return the error for an output that comes, goes or changes after the first step."""
+    return ArgumentError(f"the policy's {what}", where="the env was not stepped", why=why, fix=fix or None)
+
+
+def _loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
+    """Check the actions `[N, *]` and return them as the env's loop takes them."""
+    if actions.kind == "box":
+        if not np.isfinite(row).all():
+            raise not_finite(ACTION, NOT_STEPPED.format(t))
+        return row
+    if actions.encoded and not actions.is_one_hot(row):
+        raise _no_one_hot(row.tolist(), t)
+    decoded = actions.decode(row)
+    if actions.kind == "discrete":
+        chosen = decoded.tolist()  # of a few numbers, the ends are found sooner than in an array
+        if not 0 <= min(chosen) <= max(chosen) < actions.nvec[0]:
+            raise _out_of_range(actions, decoded, t)
+    elif actions.kind == "multi_discrete" and (decoded.min() < 0 or (decoded > actions.last).any()):
+        raise _out_of_range(actions, decoded, t)
+    return decoded
+
+
+def _refuse_no_bits(value: torch.Tensor, t: int) -> None:
+    """Raise where an action of a MultiBinary space is other than 0 and 1, before the row's int8 cuts it short."""
+    if bool((value.to(torch.int64) >> 1).any()):
+        raise ArgumentError(
+            "the policy's action is out of range", where=NOT_STEPPED.format(t),
+            why=f"expected 0 and 1, got {value.tolist()}",
+        )  # fmt: skip
+
+
+def _refuse_soft(value: torch.Tensor, t: int) -> None:
+    """Raise where a one-hot action is made of parts, before the row's int64 cuts them short."""
+    if bool((value != value.round()).any()):
+        raise _no_one_hot(value.tolist(), t)
+
+
+def _no_one_hot(value: list, t: int) -> ArgumentError:
+    return ArgumentError(
+        "the policy's action is not one-hot", where=NOT_STEPPED.format(t),
+        why=f"expected a single 1 a choice, got {value}",
+        fix="Write one_hot(action.argmax(-1), n), or draw the action from these numbers.",
+    )  # fmt: skip
+
+
+def _out_of_range(actions: ActionFormat, chosen: np.ndarray, t: int) -> ArgumentError:
+    return ArgumentError(
+        "the policy's action is out of range", where=NOT_STEPPED.format(t),
+        why=f"expected {actions.offered}, got {in_a_line(chosen)}",
+    )  # fmt: skip

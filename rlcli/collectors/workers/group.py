@@ -24,7 +24,7 @@ from rlcli.collectors.workers.worker import TARGET, WorkerBatch, WorkerSpec, sig
 from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words
 from rlcli.keys import Key, show
 from rlcli.processes.channel import packed
-from rlcli.processes.crew import NOT_REPLACED, POLICIES, Crew, Lost, Restarts, time_to_build
+from rlcli.processes.group import NOT_REPLACED, POLICIES, Lost, Restarts, WorkerGroup, time_to_build
 from rlcli.processes.process import room_for
 from rlcli.processes.region import Region
 from rlcli.processes.worker import Pulse, Worker
@@ -87,7 +87,8 @@ class CollectorWorkers:
             for _ in sent:
                 started.append(self._worker())
         finally:
-            self.processes = Crew(started, goes_on=on_error == "restart")
+            self._pulse = Pulse(self._signs.arrays["beats"], say)
+            self.processes = WorkerGroup(started, goes_on=on_error == "restart", watch=self._pulse.too_long)
         try:
             sizes = self.each("make", [(each,) for each in sent])
             counts = [int(np.prod(size, dtype=int)) for size in sizes]
@@ -100,9 +101,8 @@ class CollectorWorkers:
             built = [packed(("build", self._built(index), {})) for index in range(len(sent))]
             self.about = self._ordered(built, self._signs.fd)
             self.name = self.about[0]["name"]
-            places, limits = map(self._place, range(len(sent))), [about["step_timeout"] for about in self.about]
-            self._pulse = Pulse(self._signs.arrays["beats"], [*places], limits, say)
-            self.processes.watch = self._pulse.too_long
+            self._pulse.names = [self._place(index) for index in range(len(sent))]
+            self._pulse.limits = [about["step_timeout"] for about in self.about]
         except BaseException:
             self.close()
             raise
@@ -244,7 +244,7 @@ class CollectorWorkers:
             except Lost as lost:
                 self._replace(lost.index, lost)
                 continue
-            except StoppedSafely:  # of `Crew.check`: no worker's
+            except StoppedSafely:  # of `interrupt_by`: no worker's
                 raise
             except Exception as error:
                 index = self.processes.awaited
@@ -354,16 +354,14 @@ class CollectorWorkers:
         if index < len(self.records):
             record = self.records[index]
             record.restarts, record.cause, record.begins = record.restarts + 1, reason, True
-        if self.about:
-            self._pulse.another(index)
+        self._pulse.another(index)
 
     def _succeed(self, index: int) -> BaseException | None:
         """Make a new worker go on where the one before it was; return why it could not."""
-        if self.about:  # it has no pulse yet
-            self.processes.patience = time_to_build(self.about[index]["step_timeout"])
+        patience = time_to_build(self.about[index]["step_timeout"]) if self.about else None  # it has no pulse yet
         try:
             for body, fd in self._beginning(index):
-                self.processes.order(CALL, body, only=[index], fd=fd)
+                self.processes.order(CALL, body, only=[index], fd=fd, patience=patience)
                 if (cause := self.processes.failed.get(index)) is not None:
                     if not isinstance(cause, Lost):  # half of it was made, whether it is replaced now or later
                         self.processes.failed[index] = Lost(index, f"raised {in_words(cause)}")
@@ -373,8 +371,6 @@ class CollectorWorkers:
                 self._give(index, order)
         except Lost as lost:
             return lost
-        finally:
-            self.processes.patience = None
         return None
 
     def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:

@@ -23,7 +23,7 @@ from rlcli.arguments import refuse
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
-from rlcli.collectors.devices import resolve, sync_function
+from rlcli.collectors.devices import resolve, synchronize
 from rlcli.collectors.finish import Delivered, Shares
 from rlcli.collectors.options import PARENT, CollectorOptions, counted, in_scope
 from rlcli.collectors.schema import RowSchema
@@ -46,7 +46,7 @@ from rlcli.collectors.workers.worker import WorkerBatch, WorkerSpec
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
-from rlcli.processes.crew import Crew
+from rlcli.processes.group import WorkerGroup
 from rlcli.processes.worker import USUAL_METHOD
 from rlcli.specs.field import CODED
 from rlcli.transforms import NextObservationDelta
@@ -124,13 +124,13 @@ class MultiProcessCollector(BaseCollector):
         check_names(options, type(self))
         each = [of_worker(options, index, len(makers), maker) for index, maker in enumerate(makers)]
         parent = dataclasses.replace(each[0], **{name: options[name] for name in in_scope(PARENT) if name in options})
-        super().__init__(parent, parent.trajectories())
+        super().__init__(parent)
         self._options, self._count = each[0], len(makers)
         self._renumbered: dict[int, tuple[int, int]] = {}  # lane -> a trajectory, and how often rows of it were lost
         self.frames_per_batch, self.total_frames = frames_per_batch, total_frames  # type: ignore[assignment]
         self.init_random_frames = init_random_frames or 0
-        self.update_at_each_batch = bool(options.get("update_at_each_batch", False))
-        self.seed = drawn_seed() if options.get("seed") is None else counted("seed", options["seed"])
+        self.update_at_each_batch = parent.update_at_each_batch
+        self.seed = drawn_seed() if parent.seed is None else parent.seed
         self._check_buffer(parent)
         warn_of_cores(len(makers))
         everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
@@ -140,7 +140,7 @@ class MultiProcessCollector(BaseCollector):
         self.group = CollectorWorkers(
             [WorkerSpec(pickled(one), body, learned, threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or USUAL_METHOD, seed=self.seed,
-            first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
+            first_lane=parent.first_lane, all_lanes=parent.all_lanes, on_error=on_worker_error,
         )  # fmt: skip
         try:
             check_alike(self.group.about)
@@ -152,7 +152,7 @@ class MultiProcessCollector(BaseCollector):
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
             self._weights = PublishedWeights(self.group, self.policy, weight_sync_schemes)
             self.outside = Outside()
-            self._reuse = bool(options.get("reuse_batch", False))
+            self._reuse = parent.reuse_batch
             if self.trajectories is not None and self._has_members:
                 self.trajectories = parent.trajectories(self.group.ranges)
         except BaseException:
@@ -204,7 +204,7 @@ class MultiProcessCollector(BaseCollector):
             batch = batch.to(self.storing)  # only says so
         elif self.storing is not None:
             batch = move(batch, self.storing)
-            sync_function(self.storing)()
+            synchronize(self.storing)
         self.frames += sum(part.lanes * part.steps for part in parts)
         if self.trajectories is not None:
             self.trajectories.interrupt(breaks)
@@ -297,7 +297,7 @@ class MultiProcessCollector(BaseCollector):
         return self.group.lanes
 
     @property
-    def processes(self) -> Crew:
+    def processes(self) -> WorkerGroup:
         return self.group.processes
 
     @property
@@ -422,7 +422,7 @@ class MultiProcessCollector(BaseCollector):
             self.background.failure = None
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
-        self.group.processes.check = check
+        self.group.processes.interrupt_by(check)
 
     def _close(self) -> None:
         super()._close()

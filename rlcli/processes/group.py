@@ -31,18 +31,22 @@ class Lost(Exception):
         self.index, self.how, self.late = index, how, late
 
 
-class Crew:
-    """Order several workers, ended by `close`; with `goes_on` a lost one is only in `failed` until it is replaced."""
+class WorkerGroup:
+    """Order several workers, ended by `close`; with `goes_on` a lost one is only in `failed` until it is replaced.
+
+    `watch(index)` is asked twice a second of each worker that is waited for: why it is to be killed, or "".
+    `patience` of a call: the seconds that each worker has for an answer; who takes longer is killed, and lost.
+    """
 
     awaited = -1  # the worker whose answer is waited for, or was last
     is_copy = False  # in a fork of the process whose workers they are
-    patience: float | None = None  # seconds to answer in: who takes longer is killed, and lost
     progress: np.ndarray | None = None  # shared, one number a worker: where it changes, its patience begins anew
-    watch: Callable[[int], str] | None = None  # asked twice a second of each that is waited for: why to kill it, or ""
-    check: Callable[[], object] | None = None  # called twice a second: what it raises ends the wait
+    _interrupt: Callable[[], object] | None = None
 
-    def __init__(self, workers: Sequence[Worker], *, goes_on: bool = False) -> None:
-        self.workers, self.goes_on = list(workers), goes_on
+    def __init__(
+        self, workers: Sequence[Worker], *, goes_on: bool = False, watch: Callable[[int], str] = lambda index: ""
+    ) -> None:
+        self.workers, self.goes_on, self._watch = list(workers), goes_on, watch
         self.lines = [Line(worker.channel) for worker in self.workers]
         self.failed: dict[int, BaseException] = {}
         self.user, self.has_lines = threading.get_ident(), False  # the thread that gives orders
@@ -57,8 +61,12 @@ class Crew:
         for worker in self.workers:
             worker.channel.give_up_after(_LOOK)
         self.close = weakref.finalize(self, _end, self.workers, os.getpid())
-        _crews.add(self)
+        _groups.add(self)
         _share_cores()
+
+    def interrupt_by(self, check: Callable[[], object]) -> None:
+        """Call `check` twice a second from now on: what it raises ends the wait."""
+        self._interrupt = check
 
     def open_lines(self, cells: np.ndarray, only: Sequence[int]) -> None:
         """Send orders by these cells of shared memory, one row a worker: see `Line.open`."""
@@ -68,27 +76,19 @@ class Crew:
         _share_cores()
 
     def order(
-        self,
-        kind: int,
-        bodies: Sequence[bytes] | bytes = NOTHING,
-        *,
-        only: Sequence[int] | None = None,
-        fd: int | None = None,
-    ) -> list[Any]:
+        self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
+        fd: int | None = None, patience: float | None = None,
+    ) -> list[Any]:  # fmt: skip
         """Send orders, one body for all or one each, and return the answers; raises Lost, or the first failure."""
-        self.send(kind, bodies, only=only, fd=fd)
-        return self.answers()
+        self.send(kind, bodies, only=only, fd=fd, patience=patience)
+        return self.answers(patience)
 
     def send(
-        self,
-        kind: int,
-        bodies: Sequence[bytes] | bytes = NOTHING,
-        *,
-        only: Sequence[int] | None = None,
-        fd: int | None = None,
-    ) -> None:
+        self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
+        fd: int | None = None, patience: float | None = None,
+    ) -> None:  # fmt: skip
         """Send orders: what this process does before it asks for the `answers`, all do at once."""
-        self.settle()
+        self.settle(patience)
         if any(self._begun):
             self.begun()
         if self.user != (user := threading.get_ident()):
@@ -107,10 +107,10 @@ class Crew:
                 self._fail(error)
         self._asked = chosen
 
-    def answers(self) -> list[Any]:
+    def answers(self, patience: float | None = None) -> list[Any]:
         bodies, failed = [], None
         for index in self._asked:
-            how, body = self.wait(index, self._turn)
+            how, body = self.wait(index, self._turn, patience)
             if how == FAILED:
                 if self.goes_on:
                     self.failed[index], body = raised(body), NOTHING
@@ -122,7 +122,7 @@ class Crew:
             raise raised(failed)
         return [unpacked(body) for body in bodies]
 
-    def settle(self) -> None:
+    def settle(self, patience: float | None = None) -> None:
         """Wait for orders whose answers nobody asked for: their memory must not be written before."""
         self._check()
         if self._settled:
@@ -137,7 +137,7 @@ class Crew:
                 self._fail(error)
                 continue
             if turn:
-                self.wait(index, turn)
+                self.wait(index, turn, patience)
         self._settled = True
 
     def begin(self, index: int, kind: int, body: bytes = NOTHING, *, about: Any = None, fd: int | None = None) -> None:
@@ -192,8 +192,8 @@ class Crew:
         for fd in asked:
             poll.register(fd, select.POLLIN)
         while True:
-            if self.check is not None:
-                self.check()
+            if self._interrupt is not None:
+                self._interrupt()
             whole = [fd for fd, index in asked.items() if self.workers[index].channel.whole]  # taking it was broken off
             ready = whole or [fd for fd, _ in poll.poll(1000 * _LOOK)]
             self._look_again(index for fd, index in asked.items() if fd not in ready)
@@ -247,8 +247,8 @@ class Crew:
         self._turn += 1
         return self._turn
 
-    def wait(self, index: int, turn: int) -> tuple[int, bytes]:
-        """Return a worker's answer to the order of this turn; nothing where it is lost and the crew goes on."""
+    def wait(self, index: int, turn: int, patience: float | None = None) -> tuple[int, bytes]:
+        """Return a worker's answer to the order of this turn; nothing where it is lost and the group goes on."""
         line, waited, then, come = self.lines[index], 0.0, time.monotonic(), self._progress_of(index)
         while index not in self.failed:
             self.awaited = index
@@ -261,9 +261,9 @@ class Crew:
                 waited, then = waited + min(now - then, _LOOK), now
                 if come != (come := self._progress_of(index)):
                     waited = 0.0
-                if self.patience is not None and waited >= self.patience and index not in self.failed:
+                if patience is not None and waited >= patience and index not in self.failed:
                     self.workers[index].kill()
-                    self._lose(index, f"was killed after not answering for {self.patience:g} s", self.patience)
+                    self._lose(index, f"was killed after not answering for {patience:g} s", patience)
                 continue
             except (Closed, RlcliError) as error:
                 self._fail(error)
@@ -282,18 +282,18 @@ class Crew:
         """Look at these workers every `_LOOK` seconds."""
         if time.monotonic() - self._looked >= _LOOK:
             self._looked = time.monotonic()
-            if self.check is not None:
-                self.check()
+            if self._interrupt is not None:
+                self._interrupt()
             for index in waited_for:
                 self._look_at(index)
 
     def _look_at(self, index: int) -> None:
-        """Lose a worker that has ended, whoever holds its channel open, or that `watch` wants killed."""
+        """Lose a worker that has ended, whoever holds its channel open, or that is to be killed."""
         if index in self.failed:
             return
         if self.workers[index].exit_code() is not None:
             self._lose(index)
-        elif self.watch is not None and (why := self.watch(index)):
+        elif why := self._watch(index):
             self.workers[index].kill()
             self._lose(index, why)
 
@@ -306,20 +306,20 @@ class Crew:
             raise error
 
     def _lose(self, index: int, how: str = "", late: float | None = None) -> None:
-        self._check_open()  # a thread that closes the crew ends the workers under one that waits for them
+        self._check_open()  # a thread that closes the group ends the workers under one that waits for them
         lost = self.failed.setdefault(index, Lost(index, how or self.workers[index].how_it_ended(), late))
         if not self.goes_on:
             self.awaited = index
             raise lost from None
 
 
-_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_groups: weakref.WeakSet[WorkerGroup] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    for crew in _crews:
-        crew.is_copy = True
-    _crews.clear()
+    for group in _groups:
+        group.is_copy = True
+    _groups.clear()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
@@ -327,12 +327,12 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 def _share_cores() -> None:
     """Let workers and parents spin while they wait, as long as all that may run then have a core each."""
-    crews = [crew for crew in list(_crews) if crew.close.alive]
-    for crew in crews:
-        others = [each for each in crews if each is not crew and (not each.has_lines or each.user != crew.user)]
-        threads = {crew.user, *(each.user for each in others)}
-        spins = may_spin(len(threads) + len(crew.workers) + sum(len(each.workers) for each in others))
-        for line in crew.lines:
+    groups = [group for group in list(_groups) if group.close.alive]
+    for group in groups:
+        others = [each for each in groups if each is not group and (not each.has_lines or each.user != group.user)]
+        threads = {group.user, *(each.user for each in others)}
+        spins = may_spin(len(threads) + len(group.workers) + sum(len(each.workers) for each in others))
+        for line in group.lines:
             line.let_spin(spins)
 
 
