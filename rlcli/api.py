@@ -1,7 +1,6 @@
 """The command line's verbs as functions: `rlcli.train(...)` and its siblings.
 
-They leave their caller's process as they found it: torch's threads, and the global random streams of Python, numpy and
-torch.
+They leave their caller's process as they found it: torch's threads, and all global random streams.
 """
 
 from __future__ import annotations

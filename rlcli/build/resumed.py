@@ -61,10 +61,10 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     cfg = _in_its_folder(run, as_resumed(verb, run.config, overrides, where=str(run.path / "config.json")))
     if isinstance(cfg, Config):
         with resumed_run(run) as stop:
-            return TrainingRun(_train(run, cfg, overrides, stop, force).path)
+            return TrainingRun(_go_on(run, cfg, overrides, stop, force).path)
     raise_all(validate(with_kept_policy(cfg, run), set(map(key_of, overrides))))
     with resumed_run(run) as stop:
-        return _collect(run, cfg, overrides, stop, force)
+        return _go_on(run, cfg, overrides, stop, force)
 
 
 def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
@@ -75,54 +75,44 @@ def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
     return replace(cfg, run=replace(cfg.run, dir=was))
 
 
-def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:
-    from rlcli.build.training import learner_of
+def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:
+    """Go on from the newest checkpoint of a training run, or the last state of a collection; nothing if all is done."""
+    make: Callable[..., Any]
+    run_to_end: Callable[[Any], object]
+    saved: Any
+    if isinstance(cfg, Config):
+        from rlcli.build.training import learner_of as make
+        from rlcli.jobs.learner import Learner
 
-    # the reporter says it too, and keeps it in the closing report
-    with warnings.catch_warnings(action="default" if cfg.console.kind == "off" else "ignore"):
-        checkpoint = newest(run)
-    manifest = checkpoint.manifest
-    frames = manifest["number"]
+        # the reporter says it too, and keeps it in the closing report
+        with warnings.catch_warnings(action="default" if cfg.console.kind == "off" else "ignore"):
+            saved = newest(run)
+        sealed, run_to_end, lost = saved.manifest, Learner.run_to_end, gone_before(saved)
+        frames = written = sealed["number"]
+    else:
+        from rlcli.build.collecting import collection_of as make
+        from rlcli.jobs.collection import fill, find_state
+
+        saved = find_state(run)
+        sealed, run_to_end, lost = saved.state, fill, None
+        frames, written = saved.frames, saved.total if saved.closed else 0
     different = changes(
-        run, cfg, frames=frames, config=manifest["config"], versions=manifest["versions"],
+        run, cfg, frames=frames, config=sealed.get("config", run.config), versions=sealed.get("versions", {}),
         devices=list(devices(cfg).values()), overrides=overrides,
     )  # fmt: skip
     different.check(run, force=force)
-    if frames >= cfg.total_frames and run.summary.get("status") == "done":
-        return _finished(run, frames, different)
+    if written >= cfg.total_frames and run.summary.get("status") == "done":
+        return _finished(run, written, different)
     with stop.at_once(f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
-        learner = learner_of(cfg, run, stop, resume_at=frames)
-    with learner.reporter:
+        job = make(cfg, run, stop, resume_at=frames)
+    with job.reporter:
         with different.taking_over(run):
-            learner.load(checkpoint)
-        run = learner.run = different.note(run, cfg, force=force)
-        if (why := gone_before(checkpoint)) is not None:
-            learner.reporter.say(f"{why}; resuming from there")
-        different.say(learner.reporter.say)
-        learner.run_to_end()
-    return run
-
-
-def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:
-    from rlcli.build.collecting import collection_of
-    from rlcli.jobs.collection import fill, find_state
-
-    stand = find_state(run)
-    different = changes(
-        run, cfg, frames=stand.frames, config=stand.state.get("config", run.config),
-        versions=stand.state.get("versions", {}), devices=list(devices(cfg).values()), overrides=overrides,
-    )  # fmt: skip
-    different.check(run, force=force)
-    if stand.closed and stand.total >= cfg.total_frames and run.summary.get("status") == "done":
-        return _finished(run, stand.total, different)
-    with stop.at_once(f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
-        collection = collection_of(cfg, run, stop, resume_at=stand.frames)
-    with collection.reporter:
-        with different.taking_over(run):
-            collection.load(stand)
-        run = collection.run = different.note(run, cfg, force=force)
-        different.say(collection.reporter.say)
-        fill(collection)
+            job.load(saved)
+        run = job.run = different.note(run, cfg, force=force)
+        if lost is not None:
+            job.reporter.say(f"{lost}; resuming from there")
+        different.say(job.reporter.say)
+        run_to_end(job)
     return run
 
 

@@ -121,8 +121,7 @@ def plan(
     folders: dict[int, str] = {}  # of the jobs of a sweep
     typed_keys = {item.key for item in ready.sweep or ready.checked}
     undecided = (_undecided(schema, overrides, checked) if wrong else set()) | ({"recipe"} if bad else set())
-    own = any(item.key == _OWN_FOLDER for item in checked)
-    own = own or any(holds(data, _OWN_FOLDER) for data in contents.values())
+    own = any(item.key == _OWN_FOLDER for item in checked) or any(holds(x, _OWN_FOLDER) for x in contents.values())
     for number, texts in enumerate(jobs[:JOBS_CHECKED_AHEAD]):
         try:
             job = _job(_composed(verb, texts, stored), number if multirun else None, own)
@@ -155,10 +154,10 @@ def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
 
 def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked]) -> set[str]:
     """Return the keys that were typed with what cannot be used, a group's choice as its `.kind`."""
-    used = [f"{item.key}." for item in checked]  # of a mapping's value, key by key
-    missing = {key for key in map(key_of, overrides) if not any(name.startswith(f"{key}.") for name in used)}
+    missing = {*map(key_of, overrides)} - (used := {item.key for item in checked})
     kinds = {key: f"{key}.kind" for key in missing if f"{key}.kind" in leaves(schema)}
-    return {kinds.get(key, key) for key in missing if key in kinds or find(schema, key)}
+    mappings = {key for key in missing if any(name.startswith(f"{key}.") for name in used)}  # used key by key
+    return {*kinds.values(), *(key for key in missing - kinds.keys() - mappings if find(schema, key))}
 
 
 def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Collection[str]) -> Iterator[str]:

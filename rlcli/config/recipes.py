@@ -47,10 +47,9 @@ def choice_file(group: str, choice: str) -> tuple[dict[str, Any], dict[str, str]
     import yaml
 
     path = shipped("conf") / group / f"{choice}.yaml"
-    if choice in CHOICES.get(group, ()) and not path.exists():
-        return {group: {"kind": choice}}, STORED if CHOICES[group][choice].off_policy else {}
-    if "/" in group or not path.exists():
-        return {}, {}
+    if not path.exists():
+        ours = CHOICES.get(group, {}).get(choice)
+        return ({}, {}) if ours is None else ({group: {"kind": choice}}, STORED if ours.off_policy else {})
     text = path.read_text(encoding="utf-8")
     data = yaml.safe_load(text)
     chosen = overridden(data.pop("defaults", []))

@@ -207,6 +207,7 @@ def find(kind: str, name: str) -> Any:
     raise ConfigError(str(problem), fix="If a package of yours registers it, add --import PACKAGE.")
 
 
+@functools.cache
 def reading(group: str, *choices: str) -> tuple[str, ...]:
     """Return the keys that these choices of a group read, and not every choice of it does."""
     table = leaves(Config).items()

@@ -210,10 +210,12 @@ class SegmentReader:
         path = self.folder / record["file"]
         header = header_of(path)
         try:
-            check_tensors({name: (x.dtype, x.shape) for name, x in header.items()}, record["batch_size"], self.layout)
+            check_tensors(
+                {name: (dtype, shape) for name, (dtype, shape, _) in header.items()}, record["batch_size"], self.layout
+            )
         except Misfit as error:
             raise _damaged(path, str(error)) from error
-        return {key_of(name): entry.start for name, entry in header.items() if name in self.layout}
+        return {key_of(name): start for name, (_, _, start) in header.items() if name in self.layout}
 
     # ---- states and copies -----------------------------------------------------------------------------------------
     def holds(self, i: int, batch: TensorDictBase) -> bool:

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -79,16 +79,8 @@ def memory_of(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
 
 
-class TensorHeader(NamedTuple):
-    """Describe a tensor by its header; its bytes begin at `start` of the file."""
-
-    dtype: torch.dtype
-    shape: list[int]
-    start: int
-
-
-def header_of(path: Path) -> dict[str, TensorHeader]:
-    """Return what the header of a file says, each tensor within the file; nothing else is read."""
+def header_of(path: Path) -> dict[str, tuple[torch.dtype, list[int], int]]:
+    """Return dtype, shape and first byte of each tensor, all within the file; nothing but its header is read."""
     try:
         with open(path, "rb") as file:
             whole_size, size = path.stat().st_size, int.from_bytes(file.read(8), "little")
@@ -102,11 +94,11 @@ def header_of(path: Path) -> dict[str, TensorHeader]:
     return found
 
 
-def _entry(name: str, said: Mapping[str, Any], base: int, size: int) -> TensorHeader:
+def _entry(name: str, said: Mapping[str, Any], base: int, size: int) -> tuple[torch.dtype, list[int], int]:
     dtype, shape, (start, stop) = _DTYPES[said["dtype"]], said["shape"], said["data_offsets"]
     if stop - start != math.prod(shape) * dtype.itemsize or base + stop > size:
         raise Misfit(f"{dtype} {shape} would lie in bytes {start} to {stop} of {size - base}", name)
-    return TensorHeader(dtype, shape, base + start)
+    return dtype, shape, base + start
 
 
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}

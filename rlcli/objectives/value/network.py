@@ -145,11 +145,6 @@ class Observations:
             self.following |= {k: rebuilt(td, k) for k in missing}
 
     @property
-    def kept(self) -> bool:
-        """Say whether next observations are kept, under every key."""
-        return all(x is not None for x in self.following.values())
-
-    @property
     def exact(self) -> bool:
         """Say whether all of them are known bit for bit, without a fill value."""
         return all(is_gathered(x) for x in self.following.values())
@@ -227,7 +222,7 @@ def successor_values(
     """Return values of every row and of its successor; with `two_calls` as `full` batches, bit for bit."""
     seen, following = Observations(td, net.in_keys), target or net
     value = net(seen.root, chunk_rows).unflatten(0, td.shape)  # [*B, F]
-    if not seen.kept:
+    if any(x is None for x in seen.following.values()):
         own = value if target is None else target(seen.root, chunk_rows).unflatten(0, td.shape)
         return _neighbours(value, own, ends, time)
     unused = ends.terminated.reshape(-1) if torch.is_grad_enabled() else None

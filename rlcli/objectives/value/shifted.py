@@ -275,7 +275,7 @@ def _pieces(
 # ---- observations of slots ---------------------------------------------------------------------------------------
 def _picker(seen: Observations, row: Tensor, following: Tensor) -> Picker:
     """Pick observations by row (int64 `[M]`): a row's own, or its next where `following` (bool `[M]`) is true."""
-    if not seen.kept:
+    if any(x is None for x in seen.following.values()):
         return Picker(seen, seen.root, row, torch.zeros_like(following), ~following)
     gather, count = seen.common_gather(), seen.shape.numel()
     if gather is None:
