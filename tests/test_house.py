@@ -30,10 +30,6 @@ MACHINE = 10  # functions by which machines differ: control groups, cores, termi
 WALKS = {
     "ppo_exact": (926, 136),
     "dqn_cartpole": (995, 150),
-    "ppo_exact": (931, 136),
-    "dqn_cartpole": (994, 150),
-    "ppo_exact": (941, 136),
-    "dqn_cartpole": (1010, 150),
 }  # recipe -> functions, files entered before the first step
 CONFIGURED = 0  # files outside of config, build and cli that name cfg or a type of the configuration
 TWICE = 4  # names of two classes: upstream calls specs and distributions alike (3); ActionMask, wrapper and module
