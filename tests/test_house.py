@@ -30,6 +30,8 @@ MACHINE = 10  # functions by which machines differ: control groups, cores, termi
 WALKS = {
     "ppo_exact": (914, 135),
     "dqn_cartpole": (978, 149),
+    "ppo_exact": (926, 136),
+    "dqn_cartpole": (995, 150),
 }  # recipe -> functions, files entered before the first step
 CONFIGURED = 0  # files outside of config, build and cli that name cfg or a type of the configuration
 TWICE = 4  # names of two classes: upstream calls specs and distributions alike (3); ActionMask, wrapper and module
