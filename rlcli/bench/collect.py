@@ -37,6 +37,8 @@ from rlcli.vec_envs.vector_backends import EnvpoolEngine
 BARS = {1: ">= 1.2", 8: ">= 1.5", 64: ">= 1.2"}
 UNITS = 64  # of the recurrent actor
 FLAGS = [REWARD, DONE, TERMINATED, TRUNCATED]
+MODES = ("full", "exact")
+Sides = dict[str, Callable[[], Any]]
 
 
 def measure(settings: dict[str, Any]) -> Report:
@@ -79,6 +81,10 @@ def _ours(
     return collector.rollout
 
 
+def _modes(label: str, make: Callable[[], EnvBase], pair: ActorCritic, frames: int, **options: Any) -> Sides:
+    return {f"{label}: rlcli {mode}": _ours(make(), pair, frames, mode, **options) for mode in MODES}
+
+
 def _check_env(key: str, env_id: str, action: type[gym.Space]) -> None:
     """Raise ConfigError: the hand-written loops are for vectors and one kind of action."""
     env = GymRecipe(env_id).make()
@@ -111,13 +117,10 @@ def _against_hand(report: Report, settings: dict[str, Any], env_id: str, lanes: 
     pair = _pair(env)
     label = f"{env_id} x{lanes}"
     hand = _hand(make, lanes, steps, pair, env)
-    sides: dict[str, Callable[[], Any]] = {f"{label}: hand-written": hand}
-    for mode in ("full", "exact"):
-        sides[f"{label}: rlcli {mode}"] = _ours(_envs(make, lanes), pair, lanes * steps, mode)
+    sides: Sides = {f"{label}: hand-written": hand} | _modes(label, lambda: _envs(make, lanes), pair, lanes * steps)
     _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
     _time(report, settings, sides, lanes * steps)
-    for mode in ("full", "exact"):
-        report.ratios.append(ratio(report.sides, f"{label}: hand-written", f"{label}: rlcli {mode}", bar))
+    report.ratios += [ratio(report.sides, f"{label}: hand-written", f"{label}: rlcli {mode}", bar) for mode in MODES]
 
 
 def _hand(make, lanes: int, steps: int, pair: ActorCritic, env: EnvBase):
@@ -145,15 +148,13 @@ def _against_hand_on_envpool(report: Report, settings: dict[str, Any]) -> None:
         def collect(hand=hand, counted=counted) -> None:
             counted.append(hand()["counted"])
 
-        sides: dict[str, Callable[[], Any]] = {f"{label}: hand-written": collect}
-        for mode in ("full", "exact"):
-            sides[f"{label}: rlcli {mode}"] = _ours(make_native(env_id, lanes, pool=True), pair, lanes * steps, mode)
+        sides: Sides = {f"{label}: hand-written": collect}
+        sides |= _modes(label, partial(make_native, env_id, lanes, pool=True), pair, lanes * steps)
         _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
         timed = interleave(sides, settings["rounds"], warmup=2, per=lanes * steps)
         timed[0].per = round(float(torch.stack(counted).sum((1, 2)).double().mean()))
         report.sides += timed
-        for mode in ("full", "exact"):
-            report.ratios.append(ratio(timed, f"{label}: hand-written", f"{label}: rlcli {mode}", ">= 1.0"))
+        report.ratios += [ratio(timed, f"{label}: hand-written", f"{label}: rlcli {mode}", ">= 1.0") for mode in MODES]
 
 
 def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
@@ -163,12 +164,10 @@ def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
     env = _envs(make, lanes)
     pair = _pair(env)
     label = f"{env_id} x{lanes}, CPU time"
-    sides: dict[str, Callable[[], Any]] = {f"{label}: bare envs": partial(bare(make, lanes), steps)}
-    for mode in ("full", "exact"):
-        sides[f"{label}: rlcli {mode}"] = _ours(_envs(make, lanes), pair, lanes * steps, mode)
+    sides: Sides = {f"{label}: bare envs": partial(bare(make, lanes), steps)}
+    sides |= _modes(label, lambda: _envs(make, lanes), pair, lanes * steps)
     _time(report, settings, sides, lanes * steps, time.process_time)
-    for mode in ("full", "exact"):
-        report.ratios.append(ratio(report.sides, f"{label}: rlcli {mode}", f"{label}: bare envs", "<= 1.6"))
+    report.ratios += [ratio(report.sides, f"{label}: rlcli {mode}", f"{label}: bare envs", "<= 1.6") for mode in MODES]
     if not settings["peers"]:
         return
     label = f"{env_id} x{lanes}"
@@ -207,10 +206,8 @@ def _recurrent(report: Report, settings: dict[str, Any]) -> None:
     cell.load_state_dict({name.removesuffix("_l0"): weight for name, weight in cells.layers.state_dict().items()})
     label = f"{env_id} x{lanes}, a GRU of {UNITS}"
     hand = by_hand.recurrent(make, lanes, steps, encoder.module, cell, head.module)
-    sides: dict[str, Callable[[], Any]] = {f"{label}: hand-written": hand}
-    for mode in ("full", "exact"):
-        ours = _ours(_envs(make, lanes), pair, lanes * steps, mode, states=cells.state_keys)
-        sides[f"{label}: rlcli {mode}"] = ours
+    sides: Sides = {f"{label}: hand-written": hand}
+    sides |= _modes(label, lambda: _envs(make, lanes), pair, lanes * steps, states=cells.state_keys)
     _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
     if settings["peers"]:
         side = peers.torchrl_recurrent_collector(env_id, lanes, steps, UNITS)
@@ -220,9 +217,8 @@ def _recurrent(report: Report, settings: dict[str, Any]) -> None:
             sides[f"{label}: torchrl Collector"] = side
     _time(report, settings, sides, lanes * steps)
     for other, bar in (("hand-written", ">= 1.0"), ("torchrl Collector", ">= 10")):
-        for mode in ("full", "exact"):
-            if f"{label}: {other}" in sides:
-                report.ratios.append(ratio(report.sides, f"{label}: {other}", f"{label}: rlcli {mode}", bar))
+        if f"{label}: {other}" in sides:
+            report.ratios += [ratio(report.sides, f"{label}: {other}", f"{label}: rlcli {mode}", bar) for mode in MODES]
 
 
 def _faces(report: Report, settings: dict[str, Any]) -> None:

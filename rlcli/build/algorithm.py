@@ -67,10 +67,7 @@ def refuse_unread(algorithm: Algorithm) -> None:
 
 
 def algorithm_of(cfg: Config) -> Algorithm:
-    """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`.
-
-    Raises ConfigError where a user's cannot be made.
-    """
+    """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`."""
     if cfg.loss.kwargs:
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
     o, p, s, v, places = cfg.optim, cfg.policy, cfg.sampler, cfg.value, devices(cfg)

@@ -74,11 +74,7 @@ def collection_of(
     first: First = NONE,
     chosen: Sequence[str] = (),
 ) -> Collection:
-    """Make all that a run collects with.
-
-    `resume_at`: frames of the state that will be loaded.
-    `chosen`: lines about what the configuration had left open.
-    """
+    """Make all that a run collects with; `resume_at`: frames of the state to load, `chosen`: lines on what was open."""
     process = ProcessPeak()
     imported = process.now
     random_streams.seed(cfg.seed)

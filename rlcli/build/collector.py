@@ -29,10 +29,7 @@ SLICED = 16  # every so many states are kept where slices are drawn
 def build_collector(
     cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
 ) -> BaseCollector:
-    """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly.
-
-    `env`: what one in this process steps; workers make their own.
-    """
+    """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
     c, m, places = cfg.collector, cfg.memory, devices(cfg)
     actor: Any = None if policy is None else policy.actor
     if actor is None:

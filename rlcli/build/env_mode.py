@@ -99,11 +99,7 @@ def tried(cfg: CollectConfig) -> tuple[Callable[[], gym.Env], bool, tuple[float,
 
 
 def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:
-    """Return how many processes are to step `num` envs, and why.
-
-    `wall`, `cpu`: seconds that a step of one takes, and those of them in which it computes: others can compute in the
-    rest.
-    """
+    """Return how many processes are to step `num` envs of `wall` seconds a step, `cpu` of them computing, and why."""
     alone = num * wall
     counts = sorted({min(num, cores()), min(num, MOST)} - {1})
 

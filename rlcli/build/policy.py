@@ -102,10 +102,7 @@ def _kinds(pair: tuple) -> str:
 
 
 def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
-    """Threads of one torch operation: what was asked for; or one for small nets, and for large ones all cores to spare.
-
-    Workers have one thread each: a few rows a step are no faster with more, and would not have the same bits.
-    """
+    """Return the threads of torch: as asked, or one for small nets and spare cores for large ones; workers have one."""
     if isinstance(cfg.threads, int):
         return cfg.threads
     if policy is None:

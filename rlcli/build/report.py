@@ -22,12 +22,7 @@ from rlcli.runs.signals import StopSignals
 def reporter_of(
     cfg: CollectConfig, run: Run, stop: StopSignals, *, verb: str, observed: Sequence[Key], resume_at: int | None
 ) -> Reporter:
-    """Return the reporter; a signal is answered in its view.
-
-    `verb`: names a run without a recipe.
-    `observed`: the observations that its batches hold.
-    `resume_at`: frames of the state that is about to be loaded.
-    """
+    """Return the reporter of batches of these observations, in whose view a signal is answered."""
     facts = Facts(
         title=cfg.recipe or verb, env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
         obs_keys=observed, next_obs=cfg.memory.next_obs, settings=settings(cfg), info_keys=cfg.env.info_keys,

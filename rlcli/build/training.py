@@ -68,11 +68,7 @@ def learner_of(
     first: First = NONE,
     chosen: Sequence[str] = (),
 ) -> Learner:
-    """Make all that a run learns with.
-
-    `resume_at`: frames of the checkpoint that will be loaded.
-    `chosen`: lines about what the configuration had left open.
-    """
+    """Make all that a run learns with; `resume_at`: frames of the state to load, `chosen`: lines on what was open."""
     process = ProcessPeak()
     imported = process.now
     random_streams.seed(cfg.seed)

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: int = 0) -> Workload:
-    """Return what a plan is made of.
-
-    `rows`: what the collector delivers, where that is known.
-    `init_rows`: how many the storage begins with.
-    """
+    """Return what a plan is made of; `rows`: what the collector delivers, `init_rows`: what the storage begins with."""
     c, m, meanwhile = cfg.collector, cfg.memory, shares_meanwhile(cfg)
     scratch = cfg.storage.scratch_dir if isinstance(cfg, Config) and cfg.storage.kind == "memmap" else None
     device = devices(cfg)["storing_device"]

@@ -108,10 +108,7 @@ class FinalObservations:
 
 
 class BatchPool:
-    """Reuse the memory of batches (`make(steps)`, with `columns`) once it is written and nobody holds a tensor of it.
-
-    What was handed out is never overwritten, but with `reuse`; who drops its batches costs one or two of them.
-    """
+    """Reuse the memory of batches, `make(steps)`, of which nobody holds a tensor; with `reuse`, of any."""
 
     def __init__(self, make: Callable[[int], Any], *, reuse: bool = False) -> None:
         self._make, self._reuse = make, reuse

@@ -94,10 +94,7 @@ def place(
     *, device=None, env_device=None, policy_device=None, storing_device=None, env_own: torch.device | None = None,
     policy: Any = None, no_cuda_sync=False,
 ) -> Placement:  # fmt: skip
-    """Resolve the four device arguments of a collector; `device` sets the other three, each may override it.
-
-    Where none is named, env and policy stay where they are.
-    """
+    """Resolve the device arguments of a collector: each before `device`; without any, env and policy stay in place."""
     env = resolve(env_device if env_device is not None else device) or env_own
     acting = resolve(policy_device if policy_device is not None else device) or own_device(policy)
     storing = resolve(storing_device if storing_device is not None else device)

@@ -100,10 +100,7 @@ def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
 def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
-    """Measure what one more env takes here, and what the processes that step the envs will take beside.
-
-    One worker with one env is started and looked at; where it collects, with what acts there and its weights.
-    """
+    """Measure what one more env takes here, and a worker with one env, that acts where it collects."""
     envs, parent = one_more(run), 0
     if run.collecting:
         from rlcli.collectors import MultiSyncCollector

@@ -263,10 +263,7 @@ SMALL_SAVING = 0.05
 def modes_of(
     storage: RunStorage | None, rows: RowSchema, estimates: Callable[[str], tuple[Mapping[Key, Field], bool]]
 ) -> list[Mode]:
-    """Return the batch and the buffer under every way to keep the next observation.
-
-    `estimates`: mode -> what the value stage adds to a batch, and whether it keeps the index of next observations.
-    """
+    """Return batch and buffer in every mode; `estimates`: mode -> what the value stage adds, whether an index stays."""
     found = []
     for name in MODES:
         added, index = estimates(name)

@@ -277,10 +277,7 @@ def _index_bytes(storage: RunStorage, rows: RowSchema, mode: str, count: int) ->
 
 
 def _packed(codes: bool, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
-    """Return the codes that a buffer of these fields comes to, once every action was seen.
-
-    Whole numbers of which no bound is known are counted in full.
-    """
+    """Return the codes that a buffer comes to once every action was seen; unbounded whole numbers in full."""
     from rlcli.data.codes import CodedRows, choose
     from rlcli.data.ring.layout import Markers
 

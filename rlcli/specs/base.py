@@ -296,10 +296,7 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def fill_for(key: Key, dtype: torch.dtype, value: float | None) -> float | int | bool:
-    """Return what stands for an observation of this dtype that nobody kept; NaN, if it has one, for None or NaN.
-
-    Whoever reads it must know of any other number.
-    """
+    """Return what stands for an observation of this dtype that nobody kept: NaN where it has one and none is given."""
     if dtype.is_floating_point:
         return float("nan") if value is None else value
     if value is None or math.isnan(value):

@@ -46,10 +46,7 @@ Rows = dict[Key, list[Tensor]]
 
 
 class FastActor(ActorRunner):
-    """Run a policy as a function of rows, then draw with noise that was drawn ahead.
-
-    `take_apart(policy)` is called again once the policy's modules or hooks have changed.
-    """
+    """Run a policy as a function of rows, taken apart again when it has changed, and draw with noise drawn ahead."""
 
     def __init__(
         self, policy: nn.Module, take_apart: Callable[[Any], ActorRunner], function: Actor, setting: PolicyContext,

@@ -37,13 +37,7 @@ class Scan(NamedTuple):
 
 
 def scan(path: Path) -> Scan:
-    """Check every record of a journal.
-
-    Raises
-    ------
-    DamagedDataError
-        A record in it was altered, lost or put elsewhere.
-    """
+    """Check every record of a journal: DamagedDataError where one was altered, lost or put elsewhere."""
     offsets, end, torn, digest = array("q"), 0, 0, ""
     with open(path, "rb") as file:
         for number, line in enumerate(file):
