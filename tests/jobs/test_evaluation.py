@@ -14,6 +14,7 @@ from face import build_env, configure, refused
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+import rlcli
 from rlcli.build import collect, evaluate, load, resume
 from rlcli.build.env import evaluation_lanes
 from rlcli.build.trained_run import config_of, restored_policy
@@ -348,7 +349,7 @@ def test_bounds_are_counted_by_default_and_the_report_says_what_how_far_and_how_
 
 @pytest.mark.parametrize("asked", [{"episodes": 0}, {"episodes": -2}, {"seed": -1}, {"seed": 2**32}])
 def test_a_number_of_episodes_or_a_seed_that_is_none_is_refused(tmp_path, asked):
-    refused(ArgumentError, f"{next(iter(asked))}", lambda: evaluate(tmp_path, **asked))
+    refused(ArgumentError, f"{next(iter(asked))}", lambda: rlcli.evaluate(tmp_path, **asked))
 
 
 def test_a_long_evaluation_says_how_far_it_is(run, monkeypatch, capsys):

@@ -21,7 +21,7 @@ import rlcli.kernels.index as kernels
 from rlcli.data.index import TrajectoryIndex, cut_out
 from rlcli.data.index.arrays import IndexArrays
 from rlcli.data.next_obs.pairs import SidePool
-from rlcli.data.ring import plans
+from rlcli.data.ring.contents import Contents
 
 FOLDER = Path(kernels.__file__).parent
 PARTS = ("table", "read", "write")
@@ -130,7 +130,7 @@ def plain(monkeypatch):
             compiled=lambda **_: lambda f: f, copy_bytes=copy_bytes, same_bytes=same, read_8=read_8
         )
         monkeypatch.setitem(sys.modules, "rlcli.kernels.compiled", stand_in)
-        monkeypatch.setattr(plans, "_memory", lambda *_: None)  # plans have passes of their own, compiled
+        monkeypatch.setattr(Contents, "memory", property(lambda _: None))  # plans have passes of their own, compiled
         for name in PARTS:
             source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
             if name == part:
