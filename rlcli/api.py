@@ -170,9 +170,9 @@ def evaluate(
     >>> rlcli.evaluate(run.path, episodes=3).lengths.shape
     (3,)
     """
-    arguments.count("episodes", episodes)
-    arguments.count("seed", seed or 0, 0, 2**32 - 1)
-    arguments.count("max_steps", 1 if max_steps is None else max_steps)
+    episodes = arguments.count("episodes", episodes)
+    seed = None if seed is None else arguments.count("seed", seed, 0, 2**32 - 1)
+    max_steps = None if max_steps is None else arguments.count("max_steps", max_steps)
     with _as_it_was():
         from rlcli.build import evaluate as start
 

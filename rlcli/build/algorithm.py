@@ -16,7 +16,7 @@ from rlcli.build.policy import actor_and_critic, gradient_actor, network_options
 from rlcli.config import registry
 from rlcli.config.choices.learn import ValueConfig
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
-from rlcli.data.next_obs.modes import drops
+from rlcli.data.next_obs.modes import keeps_none
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.learning.optimizer import Linear
@@ -82,14 +82,14 @@ def algorithm_of(cfg: Config) -> Algorithm:
         },
         action_mask_key=p.action_mask_key, device=places["train_device"],
         storing_device=places["storing_device"], keep=keys_of(cfg.memory.keep),
-        next_dropped=drops(cfg.memory.next_obs), whole_trajectories=bool(cfg.collector.trajs_per_batch),
+        next_dropped=keeps_none(cfg.memory.next_obs), whole_trajectories=bool(cfg.collector.trajs_per_batch),
         draws=draws(cfg), batch_size=s.batch_size, slice_len=s.slice_len,
         strict_length=slices_of(cfg)[1] if s.strict_length else None, epochs=o.epochs,
         update={
             "optimizer": o.kind, "lr": Linear(o.lr) if o.anneal_lr else o.lr, "max_grad_norm": o.max_grad_norm,
             "optimizer_options": optimizer_options(o), "compile": o.compile,
         },
-        updates_per_frame=o.updates_per_frame, learning_starts=cfg.collector.init_random_frames, 
+        updates_per_frame=o.updates_per_frame, learning_starts=cfg.collector.init_random_frames,
         beta=(lambda progress: beta.at(progress * scale)) if by_priority(cfg) else None,
         estimator=partial(_estimator, v), average_minibatch=v.average and v.average_over == "minibatch",
     )  # fmt: skip
@@ -110,10 +110,10 @@ def _estimator(v: ValueConfig, critic: Any, actor: Any) -> ValueEstimator:
 
 
 @overload
-def build_policy(cfg: Config, env: EnvBase) -> ActorCritic: ...
+def build_policy(cfg: Config, env: EnvBase, algorithm: Algorithm | None = None) -> ActorCritic: ...
 @overload
 def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None: ...
-def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
+def build_policy(cfg: CollectConfig, env: EnvBase, algorithm: Algorithm | None = None) -> ActorCritic | None:
     """Actor and critic for the env; None for random actions, which are refused where they are to be trained."""
     p = cfg.policy
     if p.kind == "random":
@@ -122,7 +122,7 @@ def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
         return None
     if p.kind in registry.users_names("policy"):
         return users_policy(cfg, env)
-    return algorithm_of(cfg).networks(env) if isinstance(cfg, Config) else actor_and_critic(cfg, env)
+    return (algorithm or algorithm_of(cfg)).networks(env) if isinstance(cfg, Config) else actor_and_critic(cfg, env)
 
 
 def build_parts(cfg: Config, algorithm: Algorithm, env: EnvBase, policy: ActorCritic, run: Run) -> Parts:

@@ -19,7 +19,7 @@ from rlcli.collectors.schema import row_specs
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
 from rlcli.data.fields import columns_of, fields_of
-from rlcli.data.next_obs.modes import codes, drops
+from rlcli.data.next_obs.modes import codes, keeps_none
 from rlcli.data.stored import Place, copy_rows, find, holds_differences
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
@@ -114,7 +114,7 @@ def _other_specs(env: EnvBase, place: Place) -> Iterator[str]:
 
 
 def _unknown_successors(place: Place) -> Iterator[str]:
-    if drops(place.about.get("next_obs")):
+    if keeps_none(place.about.get("next_obs")):
         yield (
             "they were collected with memory=compact, which keeps no next observation where an episode ends, and this "
             "loss reads every row's: collect with memory=exact"

@@ -75,7 +75,7 @@ def learner_of(
     torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
     env = env_of_run(cfg, cfg.value.gamma, first.take())
     algorithm = algorithm_of(cfg)
-    policy = build_policy(cfg, env)
+    policy = build_policy(cfg, env, algorithm)
     begun = None
     if cfg.policy.init_from is not None and resume_at is None:
         from rlcli.jobs.init_policy import init_policy

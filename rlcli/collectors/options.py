@@ -129,7 +129,7 @@ class CollectorOptions:
             self._check_split()
         if self.trajs_per_batch is None:
             alone = [name for name in ("traj_format", "deliver_leftovers") if getattr(self, name) not in (None, False)]
-            refuse(alone, f"{' and '.join(alone)} has no meaning without trajs_per_batch", fix="Leave it out.")
+            refuse(alone, f"only trajs_per_batch gives {' and '.join(alone)} a meaning", fix="Leave it out.")
         self.next_obs_mode()
 
     def next_obs_mode(self, delta: bool = False) -> str:

@@ -86,6 +86,8 @@ class Rollout:
         self.states, self.live = wired.states, wired.live
         self.env, self.vec_env, self.plan, self.actor, self.random = wired.env, vec_env, plan, actor, wired.random
         self.schema = schema
+        if self.limit is not None:
+            vec_env.limit_frames(self.limit)
         self.keep_finals = schema.next != NONE  # the true next observations of episode ends
         self._awaited = schema.kept.awaited  # until the first batch
         self.clock = StateClock(vec_env.n, schema.stride)

@@ -1,7 +1,7 @@
 """The keys of a batch: worked out once from the parts that write it, and read by all who need to know.
 
 The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  `Kept`
-says which keys the consumer asked for, `next_obs/modes.py` how a mode keeps next values.
+says which keys the consumer asked for, `data/next_obs/modes.py` how a mode keeps next values.
 """
 
 from __future__ import annotations

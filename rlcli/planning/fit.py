@@ -13,7 +13,7 @@ import torch
 
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
-from rlcli.data.next_obs.modes import MODES, codes, drops, instead_of, shares, stores_twice
+from rlcli.data.next_obs.modes import MODES, codes, instead_of, keeps_none, shares, stores_twice
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
 from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, Updates, Workload, at_once, bytes_on
@@ -287,7 +287,7 @@ def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
     if whole:
         return f"saves nothing on {', '.join(map(show, whole))}"
     saved = 1 - mode.per_frame / full.per_frame
-    if drops(mode.name) and saved < SMALL_SAVING:
+    if keeps_none(mode.name) and saved < SMALL_SAVING:
         return f"saves {100 * saved:.0f} %: other keys dominate"
     return ""
 
@@ -313,5 +313,5 @@ def warnings_for(run: Workload, rows: RowSchema, modes: Sequence[Mode], limit: i
             f"policy.recurrent_backend={backend} is planned like {WITHOUT_NUMBERS[backend]}: the temporary memory "
             "of stages is approximate"
         )
-    if drops(mode):
+    if keeps_none(mode):
         yield "memory=compact uses V(s) in place of V(s') where an episode or a batch ends; memory=exact does not"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
-from rlcli.data.next_obs.modes import drops, shared, shares
+from rlcli.data.next_obs.modes import keeps_none, shared, shares
 from rlcli.data.next_obs.rows import Successors
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
@@ -63,7 +63,7 @@ def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
     number, flag = Field((1,), dtype), Field((), torch.bool)
     written: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
-    return written | ({APPROXIMATED: flag} if drops(mode) and estimator.value_network is not None else {})
+    return written | ({APPROXIMATED: flag} if keeps_none(mode) and estimator.value_network is not None else {})
 
 
 def trial_batch(

@@ -54,7 +54,7 @@ def memory_of(n: int, workers: int, schema: Fields, actions: ActionFormat) -> Ar
         "book": ((n, 3), np.dtype(np.int64)),  # at a reset: each lane's episode, the clock, whether a seed waits for it
         "cells": ((workers, CELLS), CELL),  # of the lines
         "tried": ((workers,), np.dtype(np.int64)),  # how far each worker has come in a try or a replay
-        "rounded": ((workers, len(schema), 4), np.dtype(np.float64)),  # `Leaf.rounded`
+        "rounded": ((workers, len(schema), 4), np.dtype(np.float64)),  # `ObservationLeaf.rounded`
     }
 
 

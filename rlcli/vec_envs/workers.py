@@ -41,13 +41,12 @@ def shared_out(
         restarts and caller_steps, "caller_steps=True and on_worker_error='restart' contradict each other",
         why="an env in the caller's own process cannot be replaced", fix="Use caller_steps=False.",
     )  # fmt: skip
-    most: Any = None if per_worker == "auto" else per_worker
-    given = [each for each in (workers, most) if each is not None]
-    refuse(len(given) == 2, "per_worker says how many workers there are", why=f"got workers={workers} too")
-    for number in given:
-        arguments.count("workers" if workers is not None else "per_worker", number, 1, n)
+    most: Any = None if per_worker in (None, "auto") else arguments.count("per_worker", per_worker, 1, n)
+    workers = None if workers is None else arguments.count("workers", workers, 1, n)
+    both = workers is not None and most is not None
+    refuse(both, "per_worker says how many workers there are", why=f"got workers={workers} too")
     if caller_steps is None:
-        caller_steps = not given and not restarts and min(n, cores()) > 1
+        caller_steps = workers is None and most is None and not restarts and min(n, cores()) > 1
     if workers is not None:
         shares = workers + caller_steps
     else:

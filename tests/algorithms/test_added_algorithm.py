@@ -110,12 +110,16 @@ def test_one_of_ours_is_its_file_and_a_line_of_the_table(name):
 def test_an_option_that_no_method_reads_is_refused(capsys):
     @rlcli.register_algorithm("slow")
     class Slow(A2C):
+        def networks(self, env):
+            assert self.cfg.loss.kwargs["depth"] == 2
+            return super().networks(env)
+
         def objective(self, policy, **options):
             self.width = self.cfg.loss.kwargs["width"]
             return super().objective(policy, **options)
 
     words = ["train", "loss=slow", "env.id=CartPole-v1", "total_frames=256", "collector.frames_per_batch=256"]
     words += [*QUIET, "optim.epochs=1", "run.eval_episodes=0"]
-    assert main([*words, "loss.kwargs.width=1"]) == 0
-    assert main([*words, "loss.kwargs={width: 1, foo: 2}"]) == 2
+    assert main([*words, "loss.kwargs={width: 1, depth: 2}"]) == 0
+    assert main([*words, "loss.kwargs={width: 1, depth: 2, foo: 2}"]) == 2
     assert "loss=slow does not read loss.kwargs.foo (Slow)" in capsys.readouterr().err

@@ -34,6 +34,7 @@ from rlcli.transforms import Compose, RewardScaling, RewardSum, RunningNorm, Ste
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 from rlcli.vec_envs.vec_env import reward_column
+from rlcli.vec_envs.workers import shared_out
 
 CARTPOLE, PENDULUM = partial(GymEnv, "CartPole-v1"), partial(GymEnv, "Pendulum-v1", narrow=True, max_episode_steps=9)
 LINUX = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
@@ -557,6 +558,11 @@ def test_nobody_needs_to_close_it():
 @pytest.mark.parametrize("workers", [0, 3, 1.5, True, "two"])
 def test_so_many_workers_as_envs_cannot_have_are_refused(workers):
     refused(ArgumentError, f"{workers!r}", lambda: ParallelEnv(2, CARTPOLE, workers=workers))
+
+
+def test_whole_floats_are_numbers_of_workers():
+    assert shared_out(6, workers=2.0, caller_steps=False) == shared_out(6, workers=2, caller_steps=False)
+    assert shared_out(6, per_worker=3.0) == shared_out(6, per_worker=3)
 
 
 @pytest.mark.parametrize("policy", ["raise", "restart"])

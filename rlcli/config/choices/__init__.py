@@ -18,7 +18,7 @@ class Part(NamedTuple):
     place: str = ""
     off_policy: bool = False  # of an algorithm: it learns from stored rows, whoever collected them
     draws: str = "rows"  # of a sampler: single stored "rows", parts of the new "batch", or stored "slices"
-    keys: tuple[str, ...] = ()  # that it reads, and not every choice of its group: see `schemas.part`
+    keys: tuple[str, ...] = ()  # that it reads, and not every choice of its group: see `registry.part`
 
 
 # What an option is read with is said in the order of these groups, and of the choices of each.

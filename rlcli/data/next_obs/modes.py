@@ -28,7 +28,7 @@ NEXT = {"full": OWN, "exact": SHARED, "compact": NONE, "delta": CODED}  # mode -
 MODES = tuple(NEXT)
 
 
-def drops(mode: str | None) -> bool:
+def keeps_none(mode: str | None) -> bool:
     """Say whether a mode keeps no next observation where an episode ends."""
     return NEXT.get(mode or "") == NONE
 

@@ -186,7 +186,7 @@ class ValueEstimator(KeyedModule, ABC):
             raise ArgumentError("num_chunks and value_chunk_size exclude each other", fix="Give one of them")
         for name, size in (("num_chunks", self.num_chunks), ("value_chunk_size", value_chunk_size)):
             if size is not None:
-                arguments.count(name, size)
+                setattr(self, name, arguments.count(name, size))
         self.value_norm = value_norm
         self._rows: Tensor | int = 0
         self._approximated: Tensor | None = None
