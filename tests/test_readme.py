@@ -4,6 +4,7 @@ Snippets and commands run in processes of their own, because they register names
 """
 
 import ast
+import importlib
 import json
 import re
 import shlex
@@ -275,3 +276,10 @@ def test_the_page_of_keys_is_that_of_the_schema():
         [sys.executable, "-m", "rlcli.cli.help"], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
     ).stdout
     assert written == TOPICS["keys"], "write it anew: python -m rlcli.cli.help > rlcli/help/keys.md"
+
+
+def test_every_name_of_a_module_that_a_page_names_is_there():
+    named = set(re.findall(r"`(rlcli(?:\.[a-z_]+)+)\.([A-Z]\w+)`", PAGES))
+    named |= {(module, name) for name, module in re.findall(r"`([A-Z]\w+)` of `(rlcli(?:\.[a-z_]+)+)`", PAGES)}
+    assert len(named) > 9
+    assert not [(module, name) for module, name in named if not hasattr(importlib.import_module(module), name)]
