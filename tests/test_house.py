@@ -42,6 +42,7 @@ PAID: dict[str, str] = {  # bound that was raised -> the feature that pays for i
     "algorithms": "DQN.objective takes a user's loss class",
     "planning": "advice tries each update once",
     "keys": "names of differences, which six rooms spell without loading their codec",
+    "config": "a dataclass a choice: what each reads, and what does not fit, stands in it",
     "rlcli": "compat.py stands for nine files of aliases",
     "specs": "one Field for vec_envs, transforms, collectors, data and plans, which lost more than it takes",
     "envs, jobs, transforms, vec_envs": "import it, and take a user's pairs of shape and dtype for one",
