@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from rlcli.config import registry
-from rlcli.config.choices import CHOICES, REGISTERED
+from rlcli.config.choices import CHOICES
 from rlcli.config.choices.collect import AtariConfig as AtariConfig
 from rlcli.config.choices.collect import CollectConfig as CollectConfig
 from rlcli.config.choices.collect import DeviceConfig as DeviceConfig
 from rlcli.config.choices.collect import EnvConfig as EnvConfig
 from rlcli.config.choices.learn import Config as Config
-from rlcli.config.option import Leaf, branches, find, groups, leaves, value_at
+from rlcli.config.option import REGISTERED, Leaf, branches, find, groups, leaves, value_at
 
 
 def is_off_policy(cfg: Config) -> bool:

@@ -59,8 +59,10 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
         if any(key.startswith(f"{group}.") for key in undecided):
             continue
         options, kind = getattr(cfg, group), registry.KIND_OF.get(group)
-        if group not in CHOICES or options.kind in CHOICES[group]:
+        if group not in CHOICES:
             found += options.problems()
+        elif options.kind in CHOICES[group]:
+            found += CHOICES[group][options.kind].problems(options)
         if kind and options.kwargs and options.kind not in registry.users_names(kind):
             what = f"{group}.kwargs has no meaning with {group}={options.kind}"
             found.append(Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered"))
