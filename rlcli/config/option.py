@@ -39,16 +39,11 @@ class Group:
 class Part(NamedTuple):
     """A choice of a group: its options, `package.module:object` of what it builds, and what it says of itself."""
 
-    options: type[Group]
+    options: Any  # a dataclass, a `Group`
     place: str = ""
     off_policy: bool = False  # of an algorithm: it learns from stored rows, whoever collected them
     draws: str = "rows"  # of a sampler: single stored "rows", parts of the new "batch", or stored "slices"
     keys: tuple[str, ...] = ()  # that it reads, and not every choice of its group: see `registry.part`
-
-    def problems(self, group: Any) -> Iterable[Problem]:
-        """Return what does not fit together among this choice's options, of those of all choices."""
-        fields = dataclasses.fields(cast(Any, self.options))
-        return self.options(**{field.name: getattr(group, field.name) for field in fields}).problems()
 
 
 @dataclasses.dataclass(frozen=True)

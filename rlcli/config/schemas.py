@@ -29,11 +29,6 @@ def draws(cfg: Config) -> str:
     return registry.part("sampler", cfg.sampler.kind).draws
 
 
-def draws_slices(cfg: Config) -> bool:
-    """Whether a policy gradient learns from slices of stored rows."""
-    return not is_off_policy(cfg) and draws(cfg) == "slices"
-
-
 def remembers(cfg: CollectConfig) -> bool:
     """Whether the policy is one of ours with a recurrent layer."""
     return "policy.recurrent_size" in registry.part("policy", cfg.policy.kind).keys

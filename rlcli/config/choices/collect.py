@@ -144,7 +144,9 @@ class GymOptions(EnvOptions):  # single envs, which processes can step
 
 
 @dataclass
-class AtariOptions(GymOptions):
+class EnvConfig(GymOptions):
+    """The environment, its wrappers, and how many of it are stepped together."""
+
     atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
 
     def problems(self) -> Iterator[Problem]:
@@ -153,12 +155,7 @@ class AtariOptions(GymOptions):
             yield Problem(f"env=atari and env.id={self.id} contradict each other", "ids of Atari games begin with ALE/")
 
 
-@dataclass
-class EnvConfig(AtariOptions):
-    """The environment, its wrappers, and how many of it are stepped together."""
-
-
-ENVS = {"gym": Part(GymOptions), "atari": Part(AtariOptions), "mujoco": Part(GymOptions), "envpool": Part(EnvOptions)}
+ENVS = {"gym": Part(GymOptions), "atari": Part(EnvConfig), "mujoco": Part(GymOptions), "envpool": Part(EnvOptions)}
 
 
 # ---- policy ---------------------------------------------------------------------------------------------------------
@@ -324,19 +321,16 @@ class MultiAsyncOptions(AsyncOptions):
 
 
 @dataclass
-class MultiSyncOptions(MultiAsyncOptions):
+class CollectorConfig(MultiAsyncOptions):
+    """How batches are collected."""
+
     preemptive_threshold: float | None = option(
         None, "fraction of the workers after which the others cut their batch short; null: wait for all", ge=0, le=1
     )
 
 
-@dataclass
-class CollectorConfig(MultiSyncOptions):
-    """How batches are collected."""
-
-
 COLLECTORS = {
-    "sync": Part(SyncOptions), "multi_sync": Part(MultiSyncOptions), "multi_async": Part(MultiAsyncOptions),
+    "sync": Part(SyncOptions), "multi_sync": Part(CollectorConfig), "multi_async": Part(MultiAsyncOptions),
     "async": Part(AsyncOptions),
 }  # fmt: skip
 
