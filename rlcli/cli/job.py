@@ -72,7 +72,7 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Sta
     elif args.multirun:
         from rlcli.cli.sweep import sweep
 
-        sweep(ready, start, recipe_dirs)
+        sweep(ready, start)
     elif ready.job is not None:
         start(ready.job.cfg, list(args.overrides))
     return 0
@@ -104,6 +104,7 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
     print(OmegaConf.to_yaml(selected).rstrip("\n") if OmegaConf.is_config(selected) else plain)
 
 
+STARTS = {"train": start_training, "collect": start_collecting}
 RESUME = """\
 usage: rlcli resume RUN [key=value ...] [--force]
 
@@ -120,11 +121,16 @@ def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run `rlcli resume`."""
     if (args := read("resume", words, RESUME, "path", "overrides*", "--force", rest="overrides")) is None:
         return 0
-    from rlcli.config.run_files import CONFIG, RUN, read_run_file
+    from rlcli.config.run_files import CONFIG, RUN, SWEEP, read_run_file
     from rlcli.config.validate import as_resumed
 
     path = run_folder(args.path, "resume")
     folder = Path(path)
+    if (folder / SWEEP).exists():
+        from rlcli.cli.sweep import resume_sweep
+
+        resume_sweep(path, args.overrides)
+        return 0
     info = read_run_file(folder, RUN) if (folder / RUN).exists() else {}
     if info.get("verb") in VERBS and all(name in sys.modules for name in info.get("packages", ())):
         as_resumed(info["verb"], read_run_file(folder, CONFIG), args.overrides, str(folder / CONFIG))  # before torch

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, cast
@@ -52,6 +52,7 @@ from rlcli.errors import ConfigError
 HYDRA_VERSION_BASE = "1.3"
 _OF_HYDRA = re.compile(r"\$\{hydra(?!:job\.num\})")
 _OWN_FOLDER = "hydra.run.dir"  # another name for run.dir, weaker than that
+SWEEP_FOLDER = "hydra.sweep.dir"
 JOBS_CHECKED_AHEAD = 64  # of a sweep; the others are checked when they begin
 
 
@@ -73,6 +74,8 @@ class CheckedCommand:
     contents: Mapping[str, Mapping[str, Any]]
     job: Job | None = None
     sweep: tuple[Checked, ...] = ()  # those included that a recipe asks for
+    recipes: Mapping[str, Any] = field(default_factory=dict)  # contents that the jobs of a sweep are composed with
+    folder: str | None = None  # of a sweep, where one is chosen
 
 
 def configure(
@@ -109,10 +112,9 @@ def plan(
         contents = {}
     # the sweeps that recipes ask for are in `CheckedCommand.sweep`, and Hydra is handed those
     handed = {name: _without_sweeper(data) for name, data in contents.items()} if multirun else contents
-    losses = {name for item in checked if item.key == "loss" for name in item.values}
-    losses |= {name for data in contents.values() for name in overridden(data.get("defaults", [])).values()}
+    losses = _losses(contents, [(item.key, "=", name) for item in checked for name in item.values])
     stored = _store(schema, verb, handed, losses)
-    ready = CheckedCommand(verb, tuple(checked), contents)
+    ready = CheckedCommand(verb, tuple(checked), contents, recipes=handed)
     if multirun:
         ready = replace(ready, sweep=_sweep(ready, recipes, problems))
     jobs = expand(ready.sweep) if multirun else [[item.text for item in checked]]
@@ -121,10 +123,14 @@ def plan(
     folders: dict[int, str] = {}  # of the jobs of a sweep
     typed_keys = {item.key for item in ready.sweep or ready.checked}
     undecided = (_undecided(schema, overrides, checked) if wrong else set()) | ({"recipe"} if bad else set())
+    chosen_folder = multirun and (SWEEP_FOLDER in typed_keys or any(holds(x, SWEEP_FOLDER) for x in contents.values()))
     own = any(item.key == _OWN_FOLDER for item in checked) or any(holds(x, _OWN_FOLDER) for x in contents.values())
     for number, texts in enumerate(jobs[:JOBS_CHECKED_AHEAD]):
         try:
-            job = _job(_composed(verb, texts, stored), number if multirun else None, own)
+            node = _composed(verb, texts, stored)
+            if number == 0 and chosen_folder:
+                ready = replace(ready, folder=str(node.hydra.sweep.dir))
+            job = _job(node, number if multirun else None, own)
             folders[number] = str(job.cfg.run.dir)
             problems += validate(job.cfg, typed_keys, undecided)
             aside += _left_aside(job.cfg, contents, typed_keys)
@@ -180,11 +186,18 @@ def holds(data: Any, key: str) -> bool:
     return True
 
 
-def typed(verb: str, node: DictConfig, overrides: Iterable[str]) -> CollectConfig:
-    """Return a tree that Hydra has composed as dataclasses, checked; `overrides` are what was typed of it."""
-    cfg = as_object(_with_values(verb, node, overrides))
-    raise_all(validate(cfg, set(map(key_of, overrides))))
+def job_of_sweep(verb: str, recipes: Mapping[str, Any], words: Sequence[str], number: int) -> CollectConfig:
+    """Return the checked configuration of job `number` of a sweep; `recipes`: contents of those that it names."""
+    stored = _store(VERBS[verb], verb, {**recipes}, _losses(recipes, [word.partition("=") for word in words]))
+    cfg = _job(_composed(verb, [*words], stored), number, False).cfg
+    raise_all(validate(cfg, {key for key in map(key_of, words) if not key.startswith("hydra.")}))
     return cfg
+
+
+def _losses(contents: Mapping[str, Any], given: Iterable[tuple[str, Any, Any]]) -> set[str]:
+    """Return the names of losses among words and recipes, and other choices that recipes make."""
+    named = {value for key, _, value in given if key == "loss"}
+    return named | {name for data in contents.values() for name in overridden(data.get("defaults", [])).values()}
 
 
 def whole_tree(ready: CheckedCommand) -> DictConfig:
@@ -221,6 +234,8 @@ def _sweep(ready: CheckedCommand, recipes: Any, problems: list[Problem]) -> tupl
     for item in ready.checked:
         if item.key == _OWN_FOLDER:
             problems.append(Problem(f"{_OWN_FOLDER} is the folder of one run", "use hydra.sweep.dir=... for a sweep"))
+        elif item.key == SWEEP_FOLDER and item.sweeps:
+            problems.append(Problem(f"{item.text!r}: a sweep lies in one folder", "give one, and sweep over run.dir"))
     if (jobs := math.prod(map(len, axes((*params, *ready.checked))))) > MAX_JOBS:
         problems.append(Problem(f"this sweep would run {jobs:,} jobs", f"sweep over at most {MAX_JOBS:,}"))
         return ready.checked[:0]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlcli.typed import Check
 
 RUN, CONFIG, SUMMARY, METRICS = "run.json", "config.json", "summary.json", "metrics.jsonl"
+SWEEP = "sweep.json"  # in the folder of a sweep
 EPISODES = "episodes.csv"
 SEGMENTS, CHECKPOINTS = "data", "checkpoints"  # folders: of a collection's frames, of a training run
 _UNREADABLE = "cannot read a run's file"
