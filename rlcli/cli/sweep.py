@@ -31,9 +31,12 @@ def sweep(ready: Any, start: Start) -> None:
     noted = note_sweep(folder, ready.verb, _jobs(ready, folder), ready.recipes)
     try:
         _Turns(noted, start).run()
-    finally:
-        if not any(map(noted.run, noted.jobs)):  # no job came so far as to have a folder
-            noted.remove()
+    except (KeyboardInterrupt, SystemExit):  # somebody may go on with it
+        raise
+    except BaseException:
+        noted.remove()
+        raise
+    noted.remove()
 
 
 def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
@@ -104,7 +107,7 @@ class _Turns:
             with saying_memory():
                 if state == "waiting":
                     cfg = job_of_sweep(self.sweep.verb, self.sweep.recipes, job.words, job.number)
-                    cfg.run.dir = str(self.sweep.folder(job))
+                    cfg.run.dir = str(self.sweep.folder(job).absolute())
                     self.start(cfg, self.sweep.typed(job))
                 else:
                     from rlcli.build import resume

@@ -65,7 +65,9 @@ class Sweep:
         return "waiting" if (run := self.run(job)) is None else run.status
 
     def remove(self) -> None:
-        """Remove the folder, as far as it holds nothing but what this file wrote."""
+        """Remove the folder, if no job came so far as to have one."""
+        if any(map(self.run, self.jobs)):
+            return
         with suppress(OSError):
             for path in [self.path / SWEEP, *(self.path / CLAIMS).glob("*")]:
                 path.unlink()

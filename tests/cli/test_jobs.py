@@ -78,7 +78,7 @@ def test_a_sweep_runs_every_job_in_a_folder_of_its_own(rlcli, started, tmp_path)
         for number, (recipe, seed) in enumerate([("ppo_full", 0), ("ppo_full", 1), ("ppo_exact", 0), ("ppo_exact", 1)])
     ]
     assert re.search(r"^job 3, 4 of 4 \(about [\d:]+ left\): recipe=ppo_exact seed=1$", out, re.M)
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["multirun.yaml"]
+    assert not [path.name for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("verb", ["train", "collect"])

@@ -14,67 +14,11 @@ import weakref
 from pathlib import Path
 
 import pytest
-from face import VERBS, find_recipes
-from hypothesis import given
-from hypothesis import strategies as st
+from face import main
 
 from rlcli.cli.ls import means
-from rlcli.cli.sweep import left_over, rest
-from rlcli.config.overrides import check_overrides, expand
 from rlcli.errors import EnvError, NumericsError, StoppedSafely
 from rlcli.runs.folder import Run
-
-AXES = {
-    "recipe": ["ppo_full", "ppo_exact", "ppo_compact"],
-    "seed": ["0", "1", "7", "30"],
-    "memory": ["full", "exact"],
-    "policy.hidden": ["[32]", "[64,64]", "[]"],
-    "env.kwargs.render": ["a", "'b c'", "null"],
-    "env.id": ["ALE/Pong-v5", "CartPole-v1"],
-    "value.gamma": ["0.9", "1e-3"],
-}
-
-
-def checked_of(words):
-    found, problems = check_overrides(VERBS["train"], words, find_recipes(), multirun=True)
-    assert not problems
-    return found
-
-
-@given(st.permutations(list(AXES)), st.lists(st.integers(1, 4), min_size=4, max_size=4), st.data())
-def test_the_commands_for_the_rest_run_each_job_left_once_and_in_order(keys, sizes, data):
-    words = [f"{key}={','.join(AXES[key][:size])}" for key, size in zip(keys, sizes, strict=False)]
-    checked = checked_of(words)
-    jobs = expand(checked)
-    begun = data.draw(st.integers(1, len(jobs)))
-    again = [job for command in rest(checked, begun) for job in expand(checked_of(command))]
-    assert [sorted(job) for job in again] == [sorted(job) for job in jobs[begun:]]
-    assert len(rest(checked, begun)) <= sum(size > 1 for size in sizes)
-
-
-def test_a_plain_sweep_is_left_with_a_plain_command(monkeypatch):
-    monkeypatch.setattr("rlcli.config.registry.imported", ["my_rl"])
-    lines = list(left_over("train", checked_of(["seed=range(0,3)", "total_frames=1_000"]), 1, ["my recipes"]))
-    assert lines == [
-        "2 of 3 jobs did not run:",
-        "  job 1: seed=1",
-        "  job 2: seed=2",
-        "Run them with:",
-        "  rlcli train -m seed=1,2 total_frames=1_000 --import my_rl --recipe-dir 'my recipes'",
-    ]
-    assert list(left_over("train", checked_of(["seed=0,1"]), 2)) == []
-
-
-def test_the_rest_of_a_sweep_goes_into_folders_that_nothing_is_in_yet():
-    words = ["seed=1,2,3", "run.dir='q/r_${hydra:job.num}'"]
-    ((seeds, folder),) = rest(checked_of(words), 2)
-    assert (seeds, folder) == ("seed=3", "run.dir='q/rest_2_0/r_${hydra:job.num}'")
-    assert rest(checked_of(["seed=1,2", "run.dir=a,b"]), 1) == [["seed=1", "run.dir=b"], ["seed=2", "run.dir=a,b"]]
-
-
-def test_many_jobs_stay_on_one_page():
-    lines = list(left_over("train", checked_of(["seed=range(0,5000)"]), 1))
-    assert len(lines) == 12 and "... and those up to job 4999" in lines[9]
 
 
 def stop_on(monkeypatch, seed, error):
@@ -85,50 +29,81 @@ def stop_on(monkeypatch, seed, error):
     monkeypatch.setattr(sys.modules["rlcli.build"], "train", train)
 
 
+def begin(cfg, words, status):
+    """What a run leaves in its folder."""
+    folder = Path(cfg.run.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    info = {"recipe": None, "env": cfg.env.id, "seed": cfg.seed, "overrides": words}
+    (folder / "run.json").write_text(json.dumps(info))
+    (folder / "summary.json").write_text(json.dumps({"status": status, "frames": 1, "total_frames": 1}))
+
+
 @pytest.mark.parametrize(
     ("error", "code", "memory"), [(StoppedSafely("saved"), 75, "full,exact"), (KeyboardInterrupt(), 130, "full")]
 )
-def test_a_stopped_sweep_names_what_never_ran(started, monkeypatch, tmp_path, capsys, error, code, memory):
+def test_a_stopped_sweep_names_what_never_ran_and_resume_runs_it(
+    started, monkeypatch, tmp_path, capsys, error, code, memory
+):
     monkeypatch.chdir(tmp_path)
-    stop_on(monkeypatch, 4, error)
-    from rlcli.cli.main import main
+    ran, entry = [], sys.modules["rlcli.build"]
 
+    def train(cfg, overrides):
+        ran.append((cfg.seed, cfg.memory.next_obs))
+        begin(cfg, overrides, "done" if cfg.seed == 4 else "stopped")
+        if cfg.seed == 5 and error is not None:
+            raise error
+
+    monkeypatch.setattr(entry, "train", train)
     try:
-        got = main(["train", "-m", "seed=4,5", f"memory={memory}", "hydra.sweep.dir=sw"])
+        got = main(["train", "-m", "seed=4,5,6", f"memory={memory}", "hydra.sweep.dir='my sweep'"])
     except SystemExit as stop:
         got = stop.code
     err = capsys.readouterr().err
-    left = [(4, "exact"), (5, "full"), (5, "exact")] if "," in memory else [(5, "full")]
-    assert got == code and f"{len(left)} of {len(left) + 1} jobs did not run:" in err
-    last = " ".join(["seed=5", *(["memory=exact"] if "," in memory else [])])
-    assert f"  job {len(left)}: {last}\n" in err and "Traceback" not in err
-    commands = re.findall(r"^  (rlcli train -m .*)$", err, re.M)
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    ran = []
-    seen = lambda cfg, overrides: ran.append((cfg.seed, cfg.memory.next_obs))  # noqa: E731
-    monkeypatch.setattr("rlcli.cli.job.start_training", seen)
-    for command in commands:
-        assert main(shlex.split(command)[1:]) == 0
-    assert ran == left
-    assert len(list(tmp_path.glob("sw/rest*/multirun.yaml"))) == len(commands)  # not into the folders of the first
-
-
-def test_a_sweep_of_a_recipe_is_continued_by_its_values(started, monkeypatch, tmp_path, capsys):
-    from rlcli.cli.main import main
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "three.yaml").write_text("hydra: {sweeper: {params: {seed: '1,2,3'}}}")
-    stop_on(monkeypatch, 1, StoppedSafely("saved"))
-    with pytest.raises(SystemExit):
-        main(["train", "-m", "recipe=three"])
-    err = capsys.readouterr().err
-    (command,) = re.findall(r"^  rlcli (train -m .*)$", err, re.M)
-    ran = []
-    monkeypatch.setattr("rlcli.cli.job.start_training", lambda cfg, overrides: ran.append(cfg.seed))
+    jobs = [(seed, mode) for seed in (4, 5, 6) for mode in memory.split(",")]
+    assert ran == jobs[: jobs.index((5, "full")) + 1]
+    left = jobs[len(ran) :]
+    assert got == code and f"{len(left)} of {len(jobs)} jobs did not run:" in err
+    last = " ".join(["seed=6", *(["memory=exact"] if "," in memory else [])])
+    assert f"  job {len(jobs) - 1}: {last}\n" in err and "Traceback" not in err
+    (command,) = re.findall(r"^  rlcli (resume .*)$", err, re.M)
+    resumed, error = [], None
+    monkeypatch.setattr(entry, "resume", lambda path: resumed.append(path))
     assert main(shlex.split(command)) == 0
-    assert ran == [2, 3]
+    assert ran == jobs and [str(path) for path in resumed] == [f"my sweep/{len(jobs) - len(left) - 1}"]
+
+
+def test_a_sweep_file_that_was_edited_or_is_of_other_versions_is_refused(rlcli, started, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", lambda cfg, words: begin(cfg, words, "stopped"))
+    assert rlcli("train -m seed=1,2 hydra.sweep.dir=sw")[0] == 0
+    file = tmp_path / "sw" / "sweep.json"
+    written = file.read_text()
+    for content, code, said in (
+        (written.replace("seed=2", "seed=3"), 4, "its checksum differs"),
+        (written[:-9], 4, "it is no JSON"),
+        ("{}", 4, "cannot read a sweep's file"),
+    ):
+        file.write_text(content)
+        assert (got := rlcli("resume sw"))[0] == code and said in got[2]
+    file.write_text(written)
+    assert "are what they were: seed=7" in rlcli("resume sw seed=7")[2]
+    monkeypatch.setattr("rlcli.runs.sweep.versions", lambda: {"torch": "0.1"})
+    code, _, err = rlcli("resume sw")
+    assert code == 2 and "began with other versions" in err and "(now 0.1)" in err
+    code, _, err = rlcli("train -m seed=1,2 hydra.sweep.dir=sw")
+    assert code == 5 and "the folder holds another sweep" in err
+
+
+def test_a_job_is_run_by_one_process_at_a_time(rlcli, started, monkeypatch, tmp_path):
+    from rlcli.runs.sweep import open_sweep
+
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", lambda cfg, words: begin(cfg, words, "stopped"))
+    assert rlcli("train -m seed=1,2 hydra.sweep.dir=sw")[0] == 0
+    sweep, resumed = open_sweep(tmp_path / "sw"), []
+    monkeypatch.setattr(sys.modules["rlcli.build"], "resume", resumed.append)
+    with sweep.claimed(sweep.jobs[0]) as ours, sweep.claimed(sweep.jobs[0]) as again:
+        assert ours and not again
+        code, out, _ = rlcli("resume sw")
+    assert code == 0 and "job 0 is another process's" in out and [path.name for path in resumed] == ["1"]
 
 
 def test_ctrl_c_in_a_real_sweep(tmp_path):
@@ -157,7 +132,7 @@ def test_ctrl_c_in_a_real_sweep(tmp_path):
     assert "rlcli resume runs/train/sweep_" in err
     assert err.endswith(
         "2 of 3 jobs did not run:\n  job 1: seed=1\n  job 2: seed=2\n"
-        "Run them with:\n  rlcli train -m seed=1,2 total_frames=100_000_000 console=plain\n"
+        f"Run what is left with:\n  rlcli resume {next(tmp_path.glob('runs/train/*')).relative_to(tmp_path)}\n"
     )
 
 
@@ -166,28 +141,25 @@ def test_a_sweep_of_more_jobs_than_anyone_runs_is_refused_at_once(rlcli, started
     assert (code, started) == (2, []) and "89,700 jobs" in err and "env.nmu" in err
 
 
-def test_a_child_recipe_wins_over_its_parent_in_what_is_run_and_in_what_is_left(started, monkeypatch, tmp_path, capsys):
-    from rlcli.cli.main import main
-
-    monkeypatch.chdir(tmp_path)
+def test_a_child_recipe_wins_over_its_parent_whatever_becomes_of_their_files(rlcli, started, monkeypatch, tmp_path):
     (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "a_child.yaml").write_text("defaults: [parent]\nhydra: {sweeper: {params: {seed: '1,2'}}}")
-    (tmp_path / "recipes" / "parent.yaml").write_text(
-        "hydra: {sweeper: {params: {seed: '7,8', total_frames: '1e3,2e3'}}}"
-    )
+    child, parent = (tmp_path / "recipes" / f"{name}.yaml" for name in ("a_child", "parent"))
+    child.write_text("defaults: [parent]\nhydra: {sweeper: {params: {seed: '1,2'}}}")
+    parent.write_text("hydra: {sweeper: {params: {seed: '7,8', total_frames: '1e3,2e3'}}}")
     ran = []
 
     def train(cfg, overrides):
         ran.append((cfg.seed, cfg.total_frames))
+        begin(cfg, overrides, "done")
         if len(ran) == 1:
             raise StoppedSafely("saved")
 
     monkeypatch.setattr(sys.modules["rlcli.build"], "train", train)
     with pytest.raises(SystemExit):
-        main(["train", "-m", "recipe=a_child"])
-    err = capsys.readouterr().err
-    for command in re.findall(r"^  rlcli (train -m .*)$", err, re.M):
-        assert main(shlex.split(command)) == 0
+        rlcli("train -m recipe=a_child hydra.sweep.dir=sw")
+    child.unlink()
+    parent.write_text("seed: 9")
+    assert rlcli("resume sw")[0] == 0
     assert sorted(ran) == [(seed, frames) for seed in (1, 2) for frames in (1000, 2000)]
 
 
@@ -225,7 +197,7 @@ def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypa
         "  CartPole-v1 optim.lr=1: 101.5 +- 0.707 over 2 seeds",
         "  CartPole-v1 optim.lr=2: 201.5 +- 0.707 over 2 seeds",
     ]
-    typed = r"optim\.lr=2 seed=2 value\.gamma=0\.9 env\.kwargs\.sutton_barto_reward=True"  # no ++, which Hydra needs
+    typed = r"optim\.lr=2 seed=2 value\.gamma=0\.9 env\.kwargs\.sutton_barto_reward=true"  # no ++, which Hydra needs
     assert re.search(rf"^job 4, 5 of 6 \(about [\d:]+ left\): {typed}$", out, re.M), out
     assert "\njob 4: done, evaluation return 202, 10 frames\n" in out  # whatever the console shows
     assert code == 3 and err.endswith("rlcli train: 2 of 6 jobs failed; job 2: it broke\n")
@@ -315,13 +287,6 @@ def test_what_a_recipe_sweeps_over_may_be_nested_and_any_value(rlcli, started, t
     assert rlcli("train -m recipe=nested")[0] == 0
     made = [(cfg.env.num, cfg.env.kwargs, cfg.policy.hidden, cfg.run.eval_every) for _, (cfg, _), _ in started]
     assert made == [(1, {"a": 3}, [8], None), (2, {"a": 3}, [8], None)]
-
-
-def test_the_rest_of_a_sweep_goes_into_a_folder_that_can_be_typed(monkeypatch):
-    monkeypatch.setattr("rlcli.config.registry.imported", [])
-    (line,) = list(left_over("train", checked_of(["seed=1,2", "hydra.sweep.dir='my sweeps/'"]), 1))[-1:]
-    assert shlex.split(line)[4:] == ["hydra.sweep.dir='my sweeps/rest_1_0'"]
-    assert checked_of(shlex.split(line)[4:])[0].values == ("my sweeps/rest_1_0",)
 
 
 def test_a_mean_is_of_runs_that_are_done_and_of_results_of_one_kind(tmp_path):
