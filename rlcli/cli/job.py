@@ -104,7 +104,6 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
     print(OmegaConf.to_yaml(selected).rstrip("\n") if OmegaConf.is_config(selected) else plain)
 
 
-STARTS = {"train": start_training, "collect": start_collecting}
 RESUME = """\
 usage: rlcli resume RUN [key=value ...] [--force]
 
@@ -129,7 +128,7 @@ def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if (folder / SWEEP).exists():
         from rlcli.cli.sweep import resume_sweep
 
-        resume_sweep(path, args.overrides)
+        resume_sweep(path, args.overrides, {"train": start_training, "collect": start_collecting})
         return 0
     info = read_run_file(folder, RUN) if (folder / RUN).exists() else {}
     if info.get("verb") in VERBS and all(name in sys.modules for name in info.get("packages", ())):

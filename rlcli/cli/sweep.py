@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -54,15 +54,13 @@ def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
     return [(words, str(cfg.run.dir)) for words, cfg in zip(jobs, composed, strict=True)]
 
 
-def resume_sweep(path: str, words: Sequence[str]) -> None:
-    """Run the jobs of a sweep that never began, and resume those that stopped."""
-    from rlcli.cli.job import STARTS
-
+def resume_sweep(path: str, words: Sequence[str], starts: Mapping[str, Start]) -> None:
+    """Run the jobs of a sweep that never began, and resume those that stopped; `starts`: verb -> how one begins."""
     noted = open_sweep(path)
     if words:
         raise ConfigError(f"the jobs of a sweep are what they were: {words[0]}", fix="Leave it out.")
     need_same(noted)
-    _Turns(noted, STARTS[noted.verb]).run()
+    _Turns(noted, starts[noted.verb]).run()
 
 
 class _Turns:
