@@ -27,12 +27,12 @@ def flags_of(verb: str) -> Flags:
 
 def train(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run `rlcli train`."""
-    return _run("train", words, recipe_dirs, start_training)
+    return _run("train", words, recipe_dirs)
 
 
 def collect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run `rlcli collect`."""
-    return _run("collect", words, recipe_dirs, start_collecting)
+    return _run("collect", words, recipe_dirs)
 
 
 def start_training(cfg: Any, overrides: list[str]) -> Any:
@@ -49,8 +49,20 @@ def start_collecting(cfg: Any, overrides: list[str]) -> Any:
     return collect(cfg, overrides)
 
 
-def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Start) -> int:
-    """Do what the words ask of a verb: print help or the configuration, or `start` one job or several."""
+def starts() -> dict[str, Start]:
+    """Return verb -> how a job of it begins."""
+    return {"train": start_training, "collect": start_collecting}
+
+
+def jobs(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run jobs of a sweep for another process: `rlcli __jobs`, which a sweep starts."""
+    from rlcli.cli.side_by_side import serve
+
+    return serve(words, starts())
+
+
+def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Do what the words ask of a verb: print help or the configuration, or start one job or several."""
     args = flags_of(verb).parse(words, "overrides")
     if args.help:
         from rlcli.cli.help import print_help
@@ -72,9 +84,9 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Sta
     elif args.multirun:
         from rlcli.cli.sweep import sweep
 
-        sweep(ready, start)
+        sweep(ready, starts())
     elif ready.job is not None:
-        start(ready.job.cfg, list(args.overrides))
+        starts()[verb](ready.job.cfg, list(args.overrides))
     return 0
 
 
@@ -128,7 +140,7 @@ def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if (folder / SWEEP).exists():
         from rlcli.cli.sweep import resume_sweep
 
-        resume_sweep(path, args.overrides, {"train": start_training, "collect": start_collecting})
+        resume_sweep(path, args.overrides, starts())
         return 0
     info = read_run_file(folder, RUN) if (folder / RUN).exists() else {}
     if info.get("verb") in VERBS and all(name in sys.modules for name in info.get("packages", ())):

@@ -56,7 +56,7 @@ _OTHER_NAMES = {
 }  # fmt: skip
 _RUNNING = ("train", "collect", "resume", "eval")  # verbs that step envs
 _LOOKING = frozenset(("-h", "--help", "-c", "--cfg"))  # and words with which they do not
-_HIDDEN = {"__complete": "completion"}
+_HIDDEN = {"__complete": "completion", "__jobs": "job.jobs"}
 
 HELP = f"""usage: rlcli VERB [key=value ...] [flags]
 

@@ -16,21 +16,23 @@ from typing import Any
 
 from rlcli.config.overrides import expand
 from rlcli.config.problem import quoted
+from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, RlcliError, StoppedSafely, saying_memory, unforeseen
 from rlcli.runs.sweep import Sweep, SweepJob, need_same, note_sweep, open_sweep
 
 Start = Callable[[Any, list[str]], Any]
+FAIL_FAST = "stopped since a job failed (sweep.fail_fast)"
 _NAMED = 8  # jobs that are listed one by one
 
 
-def sweep(ready: Any, start: Start) -> None:
+def sweep(ready: Any, starts: Mapping[str, Start]) -> None:
     """Run every job of a checked command, in a folder that notes them; raise the first error at the end."""
     from rlcli.runs.folder import sweep_folder
 
     folder = Path(ready.folder) if ready.folder else sweep_folder(ready.verb)
     noted = note_sweep(folder, ready.verb, _jobs(ready, folder), ready.recipes)
     try:
-        _Turns(noted, start).run()
+        _run(noted, starts, ready.how)
     except (KeyboardInterrupt, SystemExit):  # somebody may go on with it
         raise
     except BaseException:
@@ -44,7 +46,8 @@ def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
     from rlcli.config.compose import SWEEP_FOLDER, holds, job_of_sweep
 
     here = f"{SWEEP_FOLDER}={quoted(str(folder))}"
-    jobs = [[*(word for word in words if not word.startswith(SWEEP_FOLDER)), here] for words in expand(ready.sweep)]
+    about = (SWEEP_FOLDER, "sweep.")  # the sweep, and no job of it
+    jobs = [[*(word for word in words if not word.startswith(about)), here] for words in expand(ready.sweep)]
     names = ("run.dir", "hydra.sweep.subdir")
     if not any(item.key in names for item in ready.sweep) and not any(
         holds(data, name) for data in ready.recipes.values() for name in names
@@ -56,94 +59,111 @@ def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
 
 def resume_sweep(path: str, words: Sequence[str], starts: Mapping[str, Start]) -> None:
     """Run the jobs of a sweep that never began, and resume those that stopped; `starts`: verb -> how one begins."""
+    from rlcli.config.resolved import from_dict
+
     noted = open_sweep(path)
-    if words:
-        raise ConfigError(f"the jobs of a sweep are what they were: {words[0]}", fix="Leave it out.")
+    if others := [word for word in words if not key_of(word).startswith("sweep.")]:
+        raise ConfigError(f"the jobs of a sweep are what they were: {others[0]}", fix="Leave it out.")
     need_same(noted)
-    _Turns(noted, starts[noted.verb]).run()
+    _run(noted, starts, from_dict(noted.verb, {}, words).sweep)
 
 
-class _Turns:
-    """Run jobs in turn; `errors` are by number."""
+def _run(sweep: Sweep, starts: Mapping[str, Start], how: Any) -> None:
+    """Run the jobs that are left, one by one or side by side; say what is left then, or how all went."""
+    from rlcli.cli.side_by_side import SideBySide, number_of
 
-    def __init__(self, sweep: Sweep, start: Start) -> None:
-        self.sweep, self.start = sweep, start
+    left = [job for job in sweep.jobs if sweep.state(job) != "done"]
+    number = number_of(how.jobs, len(left))
+    turns = InTurn(sweep, starts) if number == 1 else SideBySide(sweep, number)
+    try:
+        turns.run(left, how.fail_fast)
+    except KeyboardInterrupt:
+        _say_left(sweep)
+        raise
+    if turns.stopped:
+        print(turns.stopped, file=sys.stderr)
+        _say_left(sweep)
+        if not turns.errors:
+            raise SystemExit(StoppedSafely.exit_code)
+    _conclude(sweep, turns.errors)
+
+
+class InTurn:
+    """Run jobs one by one in this process; `errors` by number, `stopped`: why it stopped before all were run."""
+
+    def __init__(self, sweep: Sweep, starts: Mapping[str, Start]) -> None:
+        self.sweep, self.starts = sweep, starts
         self.errors: dict[int, RlcliError] = {}
+        self.stopped = ""
 
-    def run(self) -> None:
-        """Run every job that is left and that no other process runs."""
-        left = [job for job in self.sweep.jobs if self.sweep.state(job) != "done"]
+    def run(self, jobs: Sequence[SweepJob], fail_fast: bool) -> None:
+        """Run them all, or as many as begin before a signal."""
         began = time.monotonic()
-        for ended, job in enumerate(left):
-            remains = (time.monotonic() - began) / max(ended, 1) * (len(left) - ended)
+        for ended, job in enumerate(jobs):
+            remains = (time.monotonic() - began) / max(ended, 1) * (len(jobs) - ended)
             about = f" (about {timedelta(seconds=round(remains))} left)" if ended else ""
-            with self.sweep.claimed(job) as ours:
-                state = self.sweep.state(job)
-                if not ours or state == "done":
-                    print(f"job {job.number} is another process's", flush=True)
-                    continue
-                words = " ".join(self.sweep.typed(job))
-                print(f"job {job.number}, {job.number + 1} of {len(self.sweep.jobs)}{about}: {words}", flush=True)
-                try:
-                    self._run_one(job, state)
-                except (StoppedSafely, KeyboardInterrupt) as stop:
-                    if isinstance(stop, StoppedSafely):
-                        print(stop, file=sys.stderr)
-                    for line in self.left_over():
-                        print(line, file=sys.stderr)
-                    if isinstance(stop, StoppedSafely):
-                        raise SystemExit(stop.exit_code) from None  # which has been said
-                    raise
-        self._conclude()
+            words = " ".join(self.sweep.typed(job))
+            print(f"job {job.number}, {job.number + 1} of {len(self.sweep.jobs)}{about}: {words}", flush=True)
+            try:
+                if said := run_one(self.sweep, job, self.starts):
+                    print(f"job {job.number}: {said}", flush=True)
+            except StoppedSafely as stop:
+                self.stopped = str(stop)
+                return
+            except Exception as error:
+                sentence = error if isinstance(error, RlcliError) else unforeseen(error)
+                print(f"job {job.number} failed: {sentence}", file=sys.stderr, flush=True)
+                self.errors[job.number] = _in_text(sentence, error)
+            if self.errors and fail_fast:
+                self.stopped = FAIL_FAST
+                return
 
-    def _run_one(self, job: SweepJob, state: str) -> None:
-        """Start a job, or resume its run; keep what it fails by."""
-        from rlcli.cli.ls import result_of
-        from rlcli.config.compose import job_of_sweep
 
-        try:
-            with saying_memory():
-                if state == "waiting":
-                    cfg = job_of_sweep(self.sweep.verb, self.sweep.recipes, job.words, job.number)
-                    cfg.run.dir = str(self.sweep.folder(job).absolute())
-                    self.start(cfg, self.sweep.typed(job))
-                else:
-                    from rlcli.build import resume
+def run_one(sweep: Sweep, job: SweepJob, starts: Mapping[str, Start]) -> str:
+    """Start a job, or resume its run; return what became of it, or an empty string where it has no run."""
+    from rlcli.cli.ls import result_of
+    from rlcli.config.compose import job_of_sweep
 
-                    resume(self.sweep.folder(job))
-            if (run := self.sweep.run(job)) is not None:
-                print(f"job {job.number}: {result_of(run)}", flush=True)
-        except StoppedSafely:
-            raise
-        except Exception as error:
-            sentence = error if isinstance(error, RlcliError) else unforeseen(error)
-            print(f"job {job.number} failed: {sentence}", file=sys.stderr, flush=True)
-            self.errors[job.number] = _in_text(sentence, error)
+    with sweep.claimed(job) as ours, saying_memory():
+        state = sweep.state(job)
+        if not ours or state == "done":
+            return "another process runs it" if not ours else "another process has run it"
+        if state == "waiting":
+            cfg = job_of_sweep(sweep.verb, sweep.recipes, job.words, job.number)
+            cfg.run.dir = str(sweep.folder(job).absolute())
+            starts[sweep.verb](cfg, sweep.typed(job))
+        else:
+            from rlcli.build import resume
 
-    def _conclude(self) -> None:
-        """Print the runs and the means over seeds; raise the first error, with their number."""
-        from rlcli.cli.ls import columns, means, shared
+            resume(sweep.folder(job))
+        return result_of(run) if (run := sweep.run(job)) is not None else ""
 
-        runs = [run for job in self.sweep.jobs if (run := self.sweep.run(job)) is not None]
-        common = shared(runs)
-        for line in (*columns(runs, common), *means(runs, common)) if runs else ():
-            print(line)
-        for number, error in self.errors.items():
-            error.what = f"{len(self.errors)} of {len(self.sweep.jobs)} jobs failed; job {number}: {error.what}"
-            raise error
 
-    def left_over(self) -> list[str]:
-        """Return the jobs that never began, and the command that runs them and resumes what stopped."""
-        from rlcli.config import registry
+def _conclude(sweep: Sweep, errors: Mapping[int, RlcliError]) -> None:
+    """Print the runs and the means over seeds; raise the first error, with their number."""
+    from rlcli.cli.ls import columns, means, shared
 
-        sweep = self.sweep
-        waiting = [job for job in sweep.jobs if sweep.state(job) == "waiting"]
-        common = set.intersection(*(set(job.words) for job in sweep.jobs))
-        named = [f"  job {job.number}: {' '.join(w for w in job.words if w not in common)}" for job in waiting[:_NAMED]]
-        more = [f"  ... and {len(waiting) - _NAMED} more"] if len(waiting) > _NAMED else []
-        head = [f"{len(waiting)} of {len(sweep.jobs)} jobs did not run:", *named, *more] if waiting else []
-        command = shlex.join(["rlcli", "resume", str(sweep.path), *registry.flags(sweep.packages)])
-        return [*head, "Run what is left with:", f"  {command}"]
+    runs = [run for job in sweep.jobs if (run := sweep.run(job)) is not None]
+    common = shared(runs)
+    for line in (*columns(runs, common), *means(runs, common)) if runs else ():
+        print(line)
+    for number, error in sorted(errors.items()):
+        error.what = f"{len(errors)} of {len(sweep.jobs)} jobs failed; job {number}: {error.what}"
+        raise error
+
+
+def _say_left(sweep: Sweep) -> None:
+    """Print the jobs that never began, and the command that runs them and resumes what stopped."""
+    from rlcli.config import registry
+
+    waiting = [job for job in sweep.jobs if sweep.state(job) == "waiting"]
+    common = set.intersection(*(set(job.words) for job in sweep.jobs))
+    named = [f"  job {job.number}: {' '.join(w for w in job.words if w not in common)}" for job in waiting[:_NAMED]]
+    more = [f"  ... and {len(waiting) - _NAMED} more"] if len(waiting) > _NAMED else []
+    head = [f"{len(waiting)} of {len(sweep.jobs)} jobs did not run:", *named, *more] if waiting else []
+    command = shlex.join(["rlcli", "resume", str(sweep.path), *registry.flags(sweep.packages)])
+    for line in (*head, "Run what is left with:", f"  {command}"):
+        print(line, file=sys.stderr)
 
 
 def _in_text(sentence: RlcliError, error: Exception) -> RlcliError:

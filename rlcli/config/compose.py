@@ -76,6 +76,7 @@ class CheckedCommand:
     sweep: tuple[Checked, ...] = ()  # those included that a recipe asks for
     recipes: Mapping[str, Any] = field(default_factory=dict)  # contents that the jobs of a sweep are composed with
     folder: str | None = None  # of a sweep, where one is chosen
+    how: Any = None  # a sweep is run, `SweepConfig`
 
 
 def configure(
@@ -131,6 +132,7 @@ def plan(
             if number == 0 and chosen_folder:
                 ready = replace(ready, folder=str(node.hydra.sweep.dir))
             job = _job(node, number if multirun else None, own)
+            ready = replace(ready, how=job.cfg.sweep)
             folders[number] = str(job.cfg.run.dir)
             problems += validate(job.cfg, typed_keys, undecided)
             aside += _left_aside(job.cfg, contents, typed_keys)
@@ -138,6 +140,8 @@ def plan(
             problems.append(Problem(str(error)))
     if multirun:
         problems += _shared_folder(folders)
+    else:
+        problems += [Problem(f"{x} is for a sweep", "add -m, or leave it out") for x in typed_keys if x[:6] == "sweep."]
     if wrong and job is not None:  # what other libraries count otherwise is converted with what is composed
         facts = {key: value_at(job.cfg, key) for key in leaves(schema)}
         _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags, composed=facts)
@@ -236,6 +240,8 @@ def _sweep(ready: CheckedCommand, recipes: Any, problems: list[Problem]) -> tupl
             problems.append(Problem(f"{_OWN_FOLDER} is the folder of one run", "use hydra.sweep.dir=... for a sweep"))
         elif item.key == SWEEP_FOLDER and item.sweeps:
             problems.append(Problem(f"{item.text!r}: a sweep lies in one folder", "give one, and sweep over run.dir"))
+        elif item.key.startswith("sweep.") and item.sweeps:
+            problems.append(Problem(f"{item.text!r}: a sweep is run in one way", "give one value"))
     if (jobs := math.prod(map(len, axes((*params, *ready.checked))))) > MAX_JOBS:
         problems.append(Problem(f"this sweep would run {jobs:,} jobs", f"sweep over at most {MAX_JOBS:,}"))
         return ready.checked[:0]

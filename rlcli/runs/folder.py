@@ -40,6 +40,7 @@ ROOT = "runs"
 DIFF = "git.diff"
 BUFFER, BEST = "buffer", "best"  # folders: of rows, of the best checkpoint
 LOCK = "lock"
+OUTPUT = "output.txt"  # what a job of a sweep printed
 EVIDENCE = "not_finite.safetensors"  # what a NumericsError was raised about
 EVENTS = "events.out.*"
 ROWS = ("journal.jsonl", "journal.jsonl.new", "rows-[0-9]*.bin", "state-[0-9]*.safetensors")  # of a storage on disk
@@ -262,7 +263,7 @@ def claim_new(path: Path) -> Path:
 def _claim_given(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        occupied = any(path.iterdir())
+        occupied = any(entry.name != OUTPUT for entry in path.iterdir())
     except OSError as error:
         raise _refused(path, error) from error
     if occupied and not (path / RUN).exists():

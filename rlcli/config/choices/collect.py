@@ -485,6 +485,14 @@ class RunConfig(Group):
             yield Problem("run.dir is empty", "name a folder, or leave it out")
 
 
+@dataclass
+class SweepConfig(Group):
+    """How the jobs of a sweep (`-m`) run; no part of a run."""
+
+    jobs: int | str = option(1, "jobs at a time, each in a process; auto: as many as cores", ge=1, words=("auto",))
+    fail_fast: bool = option(False, "a job that fails stops the sweep; those that run are saved")
+
+
 # ---- all of it ------------------------------------------------------------------------------------------------------
 @dataclass
 class CollectConfig:
@@ -505,3 +513,4 @@ class CollectConfig:
     logger: LoggerConfig = option(LoggerConfig, "where metrics go", parts=LOGGERS)
     console: ConsoleConfig = option(ConsoleConfig, "what the terminal shows")
     run: RunConfig = option(RunConfig, "folder, checkpoints, evaluation")
+    sweep: SweepConfig = option(SweepConfig, "jobs of a sweep")

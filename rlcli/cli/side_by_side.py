@@ -1,0 +1,223 @@
+"""Jobs of a sweep side by side: processes that take the next job each, and what becomes of it, told at once.
+
+A process hears the numbers of jobs on its standard input and answers each in a line; what a job prints goes to
+`output.txt` in its run folder. When this process ends, theirs see their input end, and save.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rlcli import errors
+from rlcli.cli.sweep import FAIL_FAST, Start, run_one
+from rlcli.config import registry
+from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, unforeseen
+from rlcli.processes.process import cores
+from rlcli.runs.folder import OUTPUT
+from rlcli.runs.signals import StopSignals
+from rlcli.runs.sweep import Sweep, SweepJob, open_sweep
+
+NOTICE = "stopping: the jobs that run save what they have; Ctrl-C again stops now"
+_PATIENCE = 0.2  # seconds between two looks at whether to stop
+
+
+class _Process:
+    """One of the processes, and the job that it runs."""
+
+    def __init__(self, sweep: Sweep, env: Mapping[str, str], own_cores: Sequence[int]) -> None:
+        reading, writing = os.pipe()
+        flags = registry.flags(sweep.packages, sweep.recipe_dirs)
+        words = [sys.executable, "-m", "rlcli", "__jobs", str(sweep.path), str(writing), *map(str, own_cores), *flags]
+        self.popen = subprocess.Popen(
+            words, stdin=subprocess.PIPE, pass_fds=[writing], env={**os.environ, **env}, start_new_session=True
+        )
+        os.close(writing)
+        self.answers = os.fdopen(reading)
+        self.settings = env, own_cores
+        self.job: SweepJob | None = None
+
+    def begin(self, job: SweepJob) -> None:
+        assert self.popen.stdin is not None
+        self.job = job
+        self.popen.stdin.write(f"{job.number}\n".encode())
+        self.popen.stdin.flush()
+
+    def close(self) -> None:
+        """Let it end: it has no more jobs."""
+        assert self.popen.stdin is not None
+        with suppress(OSError):
+            self.popen.stdin.close()
+
+    def killed(self) -> str:
+        """Return how it ended, in words, once its answers ended."""
+        code = self.popen.wait()
+        if code < 0:
+            why = "; the system kills a process where memory runs out" if code == -signal.SIGKILL else ""
+            return f"its process was ended by {signal.Signals(-code).name}{why}"
+        return f"its process ended with exit code {code}"
+
+
+class SideBySide:
+    """Run jobs in `number` processes; `errors` is by number of a job that failed, `stopped` says whether to go on."""
+
+    def __init__(self, sweep: Sweep, number: int) -> None:
+        self.sweep = sweep
+        self.errors: dict[int, RlcliError] = {}
+        self.stopped = ""
+        ours = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        each = max(1, len(ours) // number)
+        gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        self._shares = [
+            ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}, ours[i * each % max(len(ours), 1) :][:each])
+            for i in range(number)
+        ]
+
+    def run(self, jobs: Sequence[SweepJob], fail_fast: bool) -> None:
+        """Run them all, or as many as begin before a signal."""
+        waiting = deque(jobs)
+        with StopSignals(NOTICE) as stop, selectors.DefaultSelector() as looking:
+            processes = [_Process(self.sweep, *share) for share in self._shares[: len(waiting)]]
+            for process in processes:
+                looking.register(process.answers, selectors.EVENT_READ, process)
+                self._next(process, waiting)
+            try:
+                while looking.get_map():
+                    for key, _ in looking.select(_PATIENCE):
+                        process = key.data
+                        if line := process.answers.readline():
+                            self._take(json.loads(line))
+                            process.job = None
+                        else:
+                            looking.unregister(process.answers)
+                            process.answers.close()
+                            self._gone(process)
+                            if waiting and process.popen.returncode and not self.stopped:
+                                process = _Process(self.sweep, *process.settings)
+                                looking.register(process.answers, selectors.EVENT_READ, process)
+                                processes.append(process)
+                        if process.job is None:
+                            self._next(process, waiting)
+                    if stop.requested and not self.stopped:
+                        self._stop(f"stopped by {stop.reason}", processes, waiting)
+                    elif self.errors and fail_fast and not self.stopped:
+                        self._stop(FAIL_FAST, processes, waiting)
+            except KeyboardInterrupt:
+                for process in processes:
+                    process.popen.kill()
+                raise
+            finally:
+                for process in processes:
+                    process.close()
+                    process.popen.wait()
+
+    def _next(self, process: _Process, waiting: deque[SweepJob]) -> None:
+        if not waiting:
+            process.close()
+            return
+        job = waiting.popleft()
+        print(f"job {job.number} of {len(self.sweep.jobs)}: {' '.join(self.sweep.typed(job))}", flush=True)
+        process.begin(job)
+
+    def _stop(self, why: str, processes: Sequence[_Process], waiting: deque[SweepJob]) -> None:
+        self.stopped = why
+        waiting.clear()
+        for process in processes:
+            process.close()
+            if process.job is not None and process.popen.poll() is None:
+                process.popen.send_signal(signal.SIGTERM)
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        """Tell what became of a job."""
+        number = answer["job"]
+        if answer["failed"] is None:
+            print(f"job {number}: {answer['said']}", flush=True)
+            return
+        name, what = answer["failed"]
+        self._failed(number, getattr(errors, name)(what))
+
+    def _gone(self, process: _Process) -> None:
+        how = process.killed()
+        if process.job is not None:
+            self._failed(process.job.number, ResourceError(how))
+            process.job = None
+
+    def _failed(self, number: int, error: RlcliError) -> None:
+        self.errors[number] = error
+        path = self.sweep.folder(self.sweep.jobs[number]) / OUTPUT
+        print(f"job {number} failed: {error}; what it printed: {path}", file=sys.stderr, flush=True)
+
+
+def serve(words: Sequence[str], starts: Mapping[str, Start]) -> int:
+    """Run the jobs whose numbers come in on standard input; `words`: the sweep, where to answer, cores to use."""
+    _, path, descriptor, *own = words
+    if own and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, map(int, own))
+    sweep, numbers = open_sweep(path), queue.SimpleQueue[int | None]()
+    listening = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    busy = threading.Event()
+
+    def listen() -> None:
+        with os.fdopen(listening) as lines:
+            for line in lines:
+                numbers.put(int(line))
+        numbers.put(None)
+        if busy.is_set():  # who asked is gone, or wants no more of it
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=listen, daemon=True).start()
+    with os.fdopen(int(descriptor), "w") as answers:
+        while (number := numbers.get()) is not None:
+            busy.set()
+            answer = _answer(sweep, sweep.jobs[number], starts)
+            busy.clear()
+            answers.write(json.dumps({"job": number, **answer}) + "\n")
+            answers.flush()
+    return 0
+
+
+def _answer(sweep: Sweep, job: SweepJob, starts: Mapping[str, Start]) -> dict[str, Any]:
+    """Run a job, its output in a file; return what became of it."""
+    folder = sweep.folder(job)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        return {"said": "", "failed": ["ResourceError", f"cannot write {folder / OUTPUT}: {error.strerror}"]}
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    try:
+        return {"said": run_one(sweep, job, starts), "failed": None}
+    except StoppedSafely as stop:
+        return {"said": str(stop), "failed": None}
+    except Exception as error:
+        sentence = error if isinstance(error, RlcliError) else unforeseen(error)
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return {"said": "", "failed": [type(sentence).__name__, str(sentence)]}
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with suppress(OSError):
+            if not (folder / OUTPUT).stat().st_size:
+                (folder / OUTPUT).unlink()
+
+
+def number_of(asked: int | str, jobs: int) -> int:
+    """Return how many processes there are: as many as cores, or as asked, and no more than jobs."""
+    if asked == "auto":
+        return max(1, min(cores(), jobs))
+    if not isinstance(asked, int):
+        raise ConfigError(f"sweep.jobs is a number or auto, not {asked!r}")
+    return max(1, min(asked, jobs))
