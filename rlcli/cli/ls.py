@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.cli.flags import read
 from rlcli.config.problem import raise_all, unknown
+from rlcli.config.run_files import SWEEP
 from rlcli.errors import ConfigError, DamagedDataError
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ USAGE = """\
 usage: rlcli ls [recipes | envs | wrappers | transforms | policies | losses | estimators |
                  samplers | storages | loggers]
        rlcli ls runs [FOLDER ...] [flags]
+       rlcli ls SWEEP [--csv FILE]
 
-Without a word: recipes, then the runs under ./runs.
+Without a word: recipes, then the runs under ./runs. SWEEP is the folder of a sweep: its jobs, what
+differs, and what became of each; on a terminal for as long as some run; --csv: in a file.
 
 flags of runs
   --since WHEN      begun at or after: 2031-05-06, 2031-05-06T14:00, or 90m, 12h, 3d, 2w ago
@@ -50,9 +53,16 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     args = read(
         "ls", words, USAGE, "listings*", "--json",
         since={"type": _moment}, env={}, recipe={}, status={},
-        sort={"choices": ("created", *_COLUMNS)}, limit={"type": int},
+        sort={"choices": ("created", *_COLUMNS)}, limit={"type": int}, csv={},
     )  # fmt: skip
     if args is None:
+        return 0
+    if any((Path(word) / SWEEP).exists() for word in args.listings) or args.csv:
+        if len(args.listings) != 1 or not (Path(args.listings[0]) / SWEEP).exists():
+            raise ConfigError("the folder of one sweep is listed by itself", fix="Write rlcli ls SWEEP [--csv FILE].")
+        from rlcli.cli.ls_sweep import list_sweep
+
+        list_sweep(args.listings[0], args.csv)
         return 0
     listings, folders = list[str](), list[str]()
     for word in args.listings:
@@ -207,6 +217,7 @@ def facts(run: Run) -> dict[str, Any]:
         "result": result if number else None, "result_of": ("eval" if evaluated else "train") if number else None,
         "success_rate": rate, "episodes": learning.get("episodes"),
         "time": seconds if isinstance(seconds, int | float) and 0 <= seconds < 1e9 else None,
+        "peak": _part(_part(data, "memory"), "process").get("peak"),
         "overrides": [str(word) for word in info.get("overrides") or ()], "given": _given(run),
     }  # fmt: skip
 

@@ -1,0 +1,116 @@
+"""`rlcli ls SWEEP`: what became of each job of a sweep, on a terminal for as long as any of them runs."""
+
+from __future__ import annotations
+
+import csv
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rlcli.cli.ls import facts
+from rlcli.errors import ResourceError
+from rlcli.runs.sweep import Sweep, open_sweep
+
+_COLUMNS = ("job", "differs", "state", "frames", "return", "frames/s", "peak", "time")
+_LEFT = ("differs", "state")
+_EVERY = 2.0  # seconds between two looks
+_SAMPLES = 2000  # of a bootstrap
+
+
+def list_sweep(path: str, csv_file: str | None) -> None:
+    """Print the table of a sweep's jobs, again and again on a terminal while some run; write it to a file if asked."""
+    sweep = open_sweep(path)
+    rows = jobs_of(sweep)
+    if csv_file is not None:
+        _write(rows, csv_file)
+        return
+    if sys.stdout.isatty() and any(row["state"] == "running" for row in rows):
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(Text("\n".join(_lines(rows))), auto_refresh=False) as live:
+            while any(row["state"] == "running" for row in rows):
+                time.sleep(_EVERY)
+                rows = jobs_of(sweep)
+                live.update(Text("\n".join(_lines(rows))), refresh=True)
+        return
+    for line in _lines(rows):
+        print(line)
+
+
+def jobs_of(sweep: Sweep) -> list[dict[str, Any]]:
+    """Return of each job its number, run folder, state, figures and the overrides in which it differs from others."""
+    common = set.intersection(*(set(job.words) for job in sweep.jobs))
+    rows = []
+    for job in sweep.jobs:
+        run = sweep.run(job)
+        one: Mapping[str, Any] = {} if run is None else facts(run)
+        words = [word for word in sweep.typed(job) if word not in common]
+        seconds, frames = one.get("time"), one.get("frames")
+        rows.append({
+            "job": job.number, "folder": str(sweep.folder(job)), "differs": " ".join(words),
+            "state": one.get("status", "waiting"), "frames": frames, "return": one.get("result"),
+            "return_of": one.get("result_of"), "frames/s": frames / seconds if frames and seconds else None,
+            "peak": one.get("peak"), "time": seconds,
+        })  # fmt: skip
+    return rows
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a heading, a line a job, and the mean return of jobs that differ in their seeds alone."""
+    table = [_COLUMNS, *(tuple(_spelled(row, name) for name in _COLUMNS) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        cells = zip(_COLUMNS, line, widths, strict=True)
+        yield "  ".join(x.ljust(width) if name in _LEFT else x.rjust(width) for name, x, width in cells).rstrip()
+    states = [row["state"] for row in rows]
+    yield ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    alike: dict[str, list[float]] = {}
+    for row in rows:
+        if row["state"] == "done" and row["return"] is not None:
+            words = " ".join(x for x in row["differs"].split(" ") if not x.startswith("seed="))
+            alike.setdefault(f"{words} ({row['return_of']})".strip(), []).append(row["return"])
+    if any(len(results) > 1 for results in alike.values()):
+        yield "mean return over seeds, and its 95 % interval (bootstrap)"
+        for words, results in alike.items():
+            low, high = interval(results)
+            yield f"  {words}: {mean(results):.4g} [{low:.4g}, {high:.4g}] over {len(results)} seeds"
+
+
+def _spelled(row: Mapping[str, Any], name: str) -> str:
+    value = row[name]
+    if value is None:
+        return ""
+    if name == "return":
+        return f"{value:.4g} {row['return_of']}"
+    if name == "peak":
+        from rlcli.processes.memory import size
+
+        return size(value)
+    if name == "time":
+        return str(timedelta(seconds=round(value)))
+    return f"{value:,.0f}" if name in ("frames", "frames/s") else str(value)
+
+
+def interval(results: Sequence[float], share: float = 0.95) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of a mean; the same for the same results."""
+    draw = random.Random(0)
+    means = sorted(mean(draw.choices(results, k=len(results))) for _ in range(_SAMPLES))
+    cut = round((1 - share) / 2 * _SAMPLES)
+    return means[cut], means[-1 - cut]
+
+
+def _write(rows: Sequence[Mapping[str, Any]], name: str) -> None:
+    """Write the table, every figure in full, to a file that is not there yet or is one of these."""
+    try:
+        with open(Path(name), "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise ResourceError(f"cannot write {name}", why=error.strerror) from error
