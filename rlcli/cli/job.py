@@ -118,6 +118,7 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
 
 RESUME = """\
 usage: rlcli resume RUN [key=value ...] [--force]
+       rlcli resume SWEEP [sweep.jobs=N] [--job N]
 
 Resume the run in the folder RUN: a training run from its newest intact checkpoint, a collection
 after its last frame on disk. On a CPU the result equals, bit for bit, that of a run
@@ -125,12 +126,17 @@ that was never interrupted, as far as its environment can be restored; the repor
 Overrides such as total_frames=1_000_000 apply from here on and are stored in the run. Changes that
 affect the result are refused and listed, and so are other versions of torch, numpy and the like;
 --force resumes anyway.
+
+Of a sweep, the jobs that never began are run and those that stopped are resumed; those that are done
+stay. Several processes may do so at a time: each job is run by one. --job N: that job alone.
 """
 
 
 def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run `rlcli resume`."""
-    if (args := read("resume", words, RESUME, "path", "overrides*", "--force", rest="overrides")) is None:
+    if (
+        args := read("resume", words, RESUME, "path", "overrides*", "--force", rest="overrides", job={"type": int})
+    ) is None:
         return 0
     from rlcli.config.run_files import CONFIG, RUN, SWEEP, read_run_file
     from rlcli.config.validate import as_resumed
@@ -140,8 +146,10 @@ def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if (folder / SWEEP).exists():
         from rlcli.cli.sweep import resume_sweep
 
-        resume_sweep(path, args.overrides, starts())
+        resume_sweep(path, args.overrides, starts(), args.job)
         return 0
+    if args.job is not None:
+        raise ConfigError("--job is for a sweep, and this is a run", where=path, fix="Leave it out.")
     info = read_run_file(folder, RUN) if (folder / RUN).exists() else {}
     if info.get("verb") in VERBS and all(name in sys.modules for name in info.get("packages", ())):
         as_resumed(info["verb"], read_run_file(folder, CONFIG), args.overrides, str(folder / CONFIG))  # before torch

@@ -29,6 +29,7 @@ def sweep(ready: Any, starts: Mapping[str, Start]) -> None:
     """Run every job of a checked command, in a folder that notes them; raise the first error at the end."""
     from rlcli.runs.folder import sweep_folder
 
+    _check(ready.how)
     folder = Path(ready.folder) if ready.folder else sweep_folder(ready.verb)
     noted = note_sweep(folder, ready.verb, _jobs(ready, folder), ready.recipes)
     try:
@@ -38,7 +39,18 @@ def sweep(ready: Any, starts: Mapping[str, Start]) -> None:
     except BaseException:
         noted.remove()
         raise
-    noted.remove()
+    if ready.how.launcher == "here":
+        noted.remove()
+
+
+def _check(how: Any) -> None:
+    """Refuse a way of running jobs that there is not here."""
+    from rlcli.cli.slurm import check_slurm
+
+    if how.launcher == "slurm":
+        check_slurm(how.slurm)
+    elif how.slurm:
+        raise ConfigError("sweep.slurm has no meaning with sweep.launcher=here", fix="Add sweep.launcher=slurm.")
 
 
 def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
@@ -47,7 +59,9 @@ def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
 
     here = f"{SWEEP_FOLDER}={quoted(str(folder))}"
     about = (SWEEP_FOLDER, "sweep.")  # the sweep, and no job of it
-    jobs = [[*(word for word in words if not word.startswith(about)), here] for words in expand(ready.sweep)]
+    jobs = [
+        [*(word for word in words if not word.lstrip("+").startswith(about)), here] for words in expand(ready.sweep)
+    ]
     names = ("run.dir", "hydra.sweep.subdir")
     if not any(item.key in names for item in ready.sweep) and not any(
         holds(data, name) for data in ready.recipes.values() for name in names
@@ -57,22 +71,37 @@ def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
     return [(words, str(cfg.run.dir)) for words, cfg in zip(jobs, composed, strict=True)]
 
 
-def resume_sweep(path: str, words: Sequence[str], starts: Mapping[str, Start]) -> None:
-    """Run the jobs of a sweep that never began, and resume those that stopped; `starts`: verb -> how one begins."""
+def resume_sweep(path: str, words: Sequence[str], starts: Mapping[str, Start], job: int | None = None) -> None:
+    """Run the jobs of a sweep that never began, and resume those that stopped; or one of them.
+
+    `starts`: verb -> how a run of it begins.
+    """
     from rlcli.config.resolved import from_dict
 
     noted = open_sweep(path)
     if others := [word for word in words if not key_of(word).startswith("sweep.")]:
         raise ConfigError(f"the jobs of a sweep are what they were: {others[0]}", fix="Leave it out.")
     need_same(noted)
-    _run(noted, starts, from_dict(noted.verb, {}, words).sweep)
+    how = from_dict(noted.verb, {}, words).sweep
+    _check(how)
+    if job is None:
+        _run(noted, starts, how)
+    elif not 0 <= job < len(noted.jobs):
+        raise ConfigError(f"there is no job {job}", where=path, fix=f"Give one from 0 to {len(noted.jobs) - 1}.")
+    else:
+        print(f"job {job}: {run_one(noted, noted.jobs[job], starts)}")
 
 
 def _run(sweep: Sweep, starts: Mapping[str, Start], how: Any) -> None:
     """Run the jobs that are left, one by one or side by side; say what is left then, or how all went."""
     from rlcli.cli.side_by_side import SideBySide, number_of
+    from rlcli.cli.slurm import submit
 
     left = [job for job in sweep.jobs if sweep.state(job) != "done"]
+    if how.launcher == "slurm":
+        array = submit(sweep, left, how.slurm)
+        print(f"submitted {len(left)} jobs as array {array}; rlcli ls {shlex.quote(str(sweep.path))} says how they do")
+        return
     number = number_of(how.jobs, len(left))
     turns = InTurn(sweep, starts) if number == 1 else SideBySide(sweep, number)
     try:

@@ -160,6 +160,8 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
         verbs = " or ".join(verbs_with(elsewhere[0]))
         return [*found, Problem(f"this recipe is for rlcli {verbs}: it sets {', '.join(elsewhere)}", where=where)]
     found += list(_check_defaults(schema, data.get("defaults", []), recipes, where))
+    if names := {"launcher", "slurm"} & {*(data.get("sweep") or {})}:
+        found.append(Problem(f"sweep.{min(names)} is no part of a recipe", "give it on the command line", where))
     if "recipe" in data:
         found.append(Problem("recipe is chosen in defaults", f"write defaults: [{data['recipe']}]", where))
     if not isinstance(((data.get("hydra") or {}).get("sweeper") or {}).get("params", {}), dict):

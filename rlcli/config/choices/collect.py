@@ -491,6 +491,10 @@ class SweepConfig(Group):
 
     jobs: int | str = option(1, "jobs at a time, each in a process; auto: as many as cores", ge=1, words=("auto",))
     fail_fast: bool = option(False, "a job that fails stops the sweep; those that run are saved")
+    launcher: str = option(
+        "here", "here: in processes of this machine; slurm: one array of jobs, submitted", choices=("here", "slurm")
+    )
+    slurm: dict[str, Any] = option({}, "launcher=slurm: options of sbatch, {partition: gpu, time: '8:00:00'}")
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""Jobs that take a moment: imported by the processes of a sweep, it stands where training would begin.
+
+By seed: 3 raises, 5 is killed, from 100 on a job lasts until it is stopped. Each beginning is a line in `begun.txt`.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import rlcli.build
+import rlcli.cli.job
+from rlcli.errors import EnvError, StoppedSafely
+from rlcli.runs.folder import RunLock
+from rlcli.runs.signals import StopSignals
+
+
+def note(line):
+    with open(os.environ["BEGUN"], "a") as file:
+        file.write(f"{line}\n")
+
+
+def work(folder, seed, kind):
+    note(f"{kind} {seed}")
+    print(f"I am job with seed {seed}", flush=True)
+    with StopSignals() as stop, RunLock(folder):
+        if seed == 3 and kind == "start":
+            raise EnvError("it broke")
+        if seed == 5 and kind == "start":
+            os.kill(os.getpid(), signal.SIGKILL)
+        until = time.monotonic() + (60 if seed >= 100 and kind == "start" else 0.05)
+        while time.monotonic() < until and not stop.requested:
+            time.sleep(0.01)
+        status = "stopped" if stop.requested else "done"
+        ended = {"status": status, "frames": 10, "total_frames": 10, "learning": {"return": float(seed)}}
+        (Path(folder) / "summary.json").write_text(json.dumps(ended))
+    note(f"{status} {seed}")
+    if stop.requested:
+        raise StoppedSafely("saved")
+
+
+def start(cfg, words):
+    folder = Path(cfg.run.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    info = {"recipe": None, "env": cfg.env.id, "seed": cfg.seed, "overrides": words}
+    (folder / "run.json").write_text(json.dumps(info))
+    work(folder, cfg.seed, "start")
+
+
+def resume(path, *args, **options):
+    work(path, json.loads((Path(path) / "run.json").read_text())["seed"], "resume")
+
+
+rlcli.cli.job.start_training = start
+rlcli.build.resume = resume
