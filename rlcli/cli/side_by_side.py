@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from bisect import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from rlcli import errors
 from rlcli.cli.sweep import FAIL_FAST, Start, run_one
 from rlcli.config import registry
 from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, unforeseen
+from rlcli.processes.memory import free_memory, size
 from rlcli.processes.process import cores
 from rlcli.runs.folder import OUTPUT
 from rlcli.runs.signals import StopSignals
@@ -47,11 +49,13 @@ class _Process:
         self.settings = env, own_cores
         self.job: SweepJob | None = None
 
-    def begin(self, job: SweepJob) -> None:
+    def ask(self, what: str, job: SweepJob) -> None:
+        """Have it "run" a job, or "plan" what memory that needs."""
         assert self.popen.stdin is not None
         self.job = job
-        self.popen.stdin.write(f"{job.number}\n".encode())
-        self.popen.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, which is seen when it is looked at
+            self.popen.stdin.write(f"{what} {job.number}\n".encode())
+            self.popen.stdin.flush()
 
     def close(self) -> None:
         """Let it end: it has no more jobs."""
@@ -75,6 +79,10 @@ class SideBySide:
         self.sweep = sweep
         self.errors: dict[int, RlcliError] = {}
         self.stopped = ""
+        self._free = free_memory()[0]
+        self._needs: dict[tuple[str, ...], int] = {}  # bytes of jobs that are alike
+        self._takes: dict[int, int] = {}  # bytes, by number, of those that run
+        self._said = False
         ours = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         each = max(1, len(ours) // number)
         gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
@@ -90,14 +98,15 @@ class SideBySide:
             processes = [_Process(self.sweep, *share) for share in self._shares[: len(waiting)]]
             for process in processes:
                 looking.register(process.answers, selectors.EVENT_READ, process)
-                self._next(process, waiting)
             try:
                 while looking.get_map():
+                    for process in (key.data for key in looking.get_map().values()):
+                        if process.job is None:
+                            self._next(process, waiting)
                     for key, _ in looking.select(_PATIENCE):
                         process = key.data
                         if line := process.answers.readline():
-                            self._take(json.loads(line))
-                            process.job = None
+                            self._take(process, json.loads(line), waiting)
                         else:
                             looking.unregister(process.answers)
                             process.answers.close()
@@ -106,8 +115,6 @@ class SideBySide:
                                 process = _Process(self.sweep, *process.settings)
                                 looking.register(process.answers, selectors.EVENT_READ, process)
                                 processes.append(process)
-                        if process.job is None:
-                            self._next(process, waiting)
                     if stop.requested and not self.stopped:
                         self._stop(f"stopped by {stop.reason}", processes, waiting)
                     elif self.errors and fail_fast and not self.stopped:
@@ -125,9 +132,17 @@ class SideBySide:
         if not waiting:
             process.close()
             return
-        job = waiting.popleft()
-        print(f"job {job.number} of {len(self.sweep.jobs)}: {' '.join(self.sweep.typed(job))}", flush=True)
-        process.begin(job)
+        if (need := self._needs.get(_alike(waiting[0]))) is None:
+            process.ask("plan", waiting.popleft())
+        elif not self._takes or sum(self._takes.values()) + need <= self._free:
+            job = waiting.popleft()
+            self._takes[job.number] = need
+            print(f"job {job.number} of {len(self.sweep.jobs)}: {' '.join(self.sweep.typed(job))}", flush=True)
+            process.ask("run", job)
+        elif not self._said:
+            self._said = True
+            taken, free = size(sum(self._takes.values())), size(self._free)
+            print(f"fewer jobs at a time: job {waiting[0].number} needs {size(need)}, those that run {taken} of {free}")
 
     def _stop(self, why: str, processes: Sequence[_Process], waiting: deque[SweepJob]) -> None:
         self.stopped = why
@@ -137,18 +152,25 @@ class SideBySide:
             if process.job is not None and process.popen.poll() is None:
                 process.popen.send_signal(signal.SIGTERM)
 
-    def _take(self, answer: Mapping[str, Any]) -> None:
-        """Tell what became of a job."""
-        number = answer["job"]
-        if answer["failed"] is None:
+    def _take(self, process: _Process, answer: Mapping[str, Any], waiting: deque[SweepJob]) -> None:
+        """Note what a job needs, or tell what became of it."""
+        number, process.job = answer["job"], None
+        self._takes.pop(number, None)
+        if "needs" in answer:
+            job = self.sweep.jobs[number]
+            self._needs[_alike(job)] = answer["needs"]
+            if not self.stopped:
+                waiting.insert(bisect(waiting, job), job)
+        elif answer["failed"] is None:
             print(f"job {number}: {answer['said']}", flush=True)
-            return
-        name, what = answer["failed"]
-        self._failed(number, getattr(errors, name)(what))
+        else:
+            name, what = answer["failed"]
+            self._failed(number, getattr(errors, name)(what))
 
     def _gone(self, process: _Process) -> None:
         how = process.killed()
         if process.job is not None:
+            self._takes.pop(process.job.number, None)
             self._failed(process.job.number, ResourceError(how))
             process.job = None
 
@@ -158,12 +180,17 @@ class SideBySide:
         print(f"job {number} failed: {error}; what it printed: {path}", file=sys.stderr, flush=True)
 
 
+def _alike(job: SweepJob) -> tuple[str, ...]:
+    """Return the overrides of a job that decide on its memory."""
+    return tuple(word for word in job.words if not word.startswith(("seed=", "optim.lr=", "value.gamma=", "loss.")))
+
+
 def serve(words: Sequence[str], starts: Mapping[str, Start]) -> int:
-    """Run the jobs whose numbers come in on standard input; `words`: the sweep, where to answer, cores to use."""
+    """Run or plan the jobs that come in on standard input; `words`: the sweep, where to answer, cores to use."""
     _, path, descriptor, *own = words
     if own and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, own))
-    sweep, numbers = open_sweep(path), queue.SimpleQueue[int | None]()
+    sweep, numbers = open_sweep(path), queue.SimpleQueue[list[str]]()
     listening = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     busy = threading.Event()
@@ -171,18 +198,19 @@ def serve(words: Sequence[str], starts: Mapping[str, Start]) -> int:
     def listen() -> None:
         with os.fdopen(listening) as lines:
             for line in lines:
-                numbers.put(int(line))
-        numbers.put(None)
+                numbers.put(line.split())
+        numbers.put([])
         if busy.is_set():  # who asked is gone, or wants no more of it
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=listen, daemon=True).start()
     with os.fdopen(int(descriptor), "w") as answers:
-        while (number := numbers.get()) is not None:
+        while asked := numbers.get():
+            what, job = asked[0], sweep.jobs[int(asked[1])]
             busy.set()
-            answer = _answer(sweep, sweep.jobs[number], starts)
+            answer = {"needs": _needed(sweep, job)} if what == "plan" else _answer(sweep, job, starts)
             busy.clear()
-            answers.write(json.dumps({"job": number, **answer}) + "\n")
+            answers.write(json.dumps({"job": job.number, **answer}) + "\n")
             answers.flush()
     return 0
 
@@ -212,6 +240,19 @@ def _answer(sweep: Sweep, job: SweepJob, starts: Mapping[str, Start]) -> dict[st
         with suppress(OSError):
             if not (folder / OUTPUT).stat().st_size:
                 (folder / OUTPUT).unlink()
+
+
+def _needed(sweep: Sweep, job: SweepJob) -> int:
+    """Return the bytes of RAM that `rlcli plan` foretells; 0 where it cannot: the job itself will say why."""
+    from rlcli.build.plan import plan
+    from rlcli.config.compose import job_of_sweep
+
+    try:
+        cfg = job_of_sweep(sweep.verb, sweep.recipes, job.words, job.number)
+        return next((place.need for place in plan(cfg, sweep.verb).places if place.name == "RAM"), 0)
+    except Exception as error:
+        print(f"job {job.number} was not planned: {type(error).__name__}: {error}", file=sys.stderr)
+        return 0
 
 
 def number_of(asked: int | str, jobs: int) -> int:

@@ -140,12 +140,18 @@ class InTurn:
                 self.stopped = str(stop)
                 return
             except Exception as error:
-                sentence = error if isinstance(error, RlcliError) else unforeseen(error)
-                print(f"job {job.number} failed: {sentence}", file=sys.stderr, flush=True)
-                self.errors[job.number] = _in_text(sentence, error)
+                self._keep(job, error)
             if self.errors and fail_fast:
                 self.stopped = FAIL_FAST
                 return
+
+    def _keep(self, job: SweepJob, error: Exception) -> None:
+        """Tell what a job failed by; keep it with its traceback as text: a raised one holds all that its job held."""
+        sentence = error if isinstance(error, RlcliError) else unforeseen(error)
+        print(f"job {job.number} failed: {sentence}", file=sys.stderr, flush=True)
+        kept = type(sentence)(sentence.what, where=sentence.where, why=sentence.why, fix=sentence.fix)
+        kept.add_note("".join(traceback.format_exception(error)).rstrip())  # what --debug shows
+        self.errors[job.number] = kept
 
 
 def run_one(sweep: Sweep, job: SweepJob, starts: Mapping[str, Start]) -> str:
@@ -193,10 +199,3 @@ def _say_left(sweep: Sweep) -> None:
     command = shlex.join(["rlcli", "resume", str(sweep.path), *registry.flags(sweep.packages)])
     for line in (*head, "Run what is left with:", f"  {command}"):
         print(line, file=sys.stderr)
-
-
-def _in_text(sentence: RlcliError, error: Exception) -> RlcliError:
-    """Return the error with its traceback as text: a raised one holds all that its job held."""
-    text = type(sentence)(sentence.what, where=sentence.where, why=sentence.why, fix=sentence.fix)
-    text.add_note("".join(traceback.format_exception(error)).rstrip())  # what --debug shows
-    return text

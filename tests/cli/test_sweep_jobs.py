@@ -99,6 +99,17 @@ def test_a_failed_job_can_stop_the_sweep(folder):
     assert "rlcli resume sw" in err
 
 
+def test_fewer_jobs_run_at_a_time_where_memory_lacks(folder, monkeypatch):
+    monkeypatch.setenv("NEEDS", str(1 << 50))
+    code, out, _ = run(folder, "train", "-m", "seed=1,2,4", "sweep.jobs=3", "hydra.sweep.dir=sw")
+    assert (
+        code == 0
+        and len(re.findall(r"fewer jobs at a time: job \d needs 1024 TiB, those that run 1024 TiB of", out)) == 1
+    )
+    order = [line.split()[0] for line in begun(folder)]
+    assert order == ["start", "done"] * 3
+
+
 def test_what_a_killed_sweep_has_begun_ends_and_is_finished_by_two_at_a_time(folder):
     process = begin(folder, "train", "-m", "seed=100,101,1,2,6,7", "sweep.jobs=2", "hydra.sweep.dir=sw")
     wait_for(lambda: len(begun(folder)) == 2)
