@@ -13,6 +13,7 @@ ABOUT = {
     "rnn": "GRU and LSTM with resets inside the sequence against torch.nn without any",
     "extend": "writing rows to a buffer against other buffers and a bare copy",
     "sample": "drawing slices and images from a buffer against other buffers, by its size",
+    "sweep": "jobs of a sweep side by side against several shells that run a part of them each",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
 }
 SETTINGS: dict[str, Settings] = {
@@ -79,6 +80,12 @@ SETTINGS: dict[str, Settings] = {
         "rounds": ROUNDS,
         "threads": THREADS,
         "peers": Setting(True, "measure torchrl's schemes too, where it is installed"),
+    },
+    "sweep": {
+        "jobs": Setting(20, "jobs of the sweep", 2, 10**4),
+        "processes": Setting(2, "processes that run them, and shells beside them", 2, 1000),
+        "total_frames": Setting(32_768, "frames of a job", 1),
+        "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
     },
     "rnn": {
         "cell": Setting("both", "which cell", choices=("both", "gru", "lstm")),
