@@ -15,7 +15,7 @@ INSIDE = {
     "rlcli.build.collector": "build_collector",
     "rlcli.build.env": "build_env",
     "rlcli.cli.main": "main",
-    "rlcli.collectors.actors.rows": "FastActor",
+    "rlcli.collectors.actors.actor": "FastActor",
     "rlcli.collectors.actors.tensordict": "TensorDictActor",
     "rlcli.config.compose": "configure",
     "rlcli.config.option": "leaves",

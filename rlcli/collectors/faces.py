@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlcli.collectors.actors.actor import RandomActor
-from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.actor import FastActor, RandomActor
 from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.collectors.wiring import Wired, transforms_of
 from rlcli.envs import EnvBase, TransformedEnv

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.actors.actor import BoundActor
+from rlcli.collectors.actors.rows import BoundActor
 from rlcli.collectors.answers import answering
 from rlcli.collectors.batch import (
     BatchPool,

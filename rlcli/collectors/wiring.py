@@ -13,7 +13,7 @@ import torch
 
 from rlcli.arguments import refuse
 from rlcli.collectors.actors.actor import ActorRunner, PolicyContext, RandomActor, States, no_place
-from rlcli.collectors.actors.choose import choose_actor
+from rlcli.collectors.actors.which_actor import choose_actor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import Kept, RowSchema, always, refuse_unknown, schema_of

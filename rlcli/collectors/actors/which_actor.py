@@ -16,8 +16,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
 
 from rlcli.arguments import refuse
-from rlcli.collectors.actors.actor import ActorRunner, Outputs, PolicyContext, call, states_of
-from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.actor import ActorRunner, FastActor, Outputs, PolicyContext, call, states_of
 from rlcli.collectors.devices import NOT_COPIED
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next
