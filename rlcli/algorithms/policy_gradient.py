@@ -12,7 +12,6 @@ from rlcli.algorithms.algorithm import Algorithm, Parts
 from rlcli.config import choices, registry
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
-from rlcli.kernels.scan import scan
 from rlcli.keys import (
     ADVANTAGE,
     DONE,
@@ -136,5 +135,4 @@ class PolicyGradient(Algorithm):
 
     def load_kernels(self) -> None:
         importlib.import_module("rlcli.kernels.ppo")
-        one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
-        scan(one, no, no, one, one, 0.0, 0.0)
+        importlib.import_module("rlcli.kernels.scan.cpu")
