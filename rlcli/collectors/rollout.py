@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.actors.rows import BoundActor
+from rlcli.collectors.actors.actor import BoundActor
 from rlcli.collectors.answers import answering
 from rlcli.collectors.batch import (
     BatchPool,
@@ -320,7 +320,9 @@ class Rollout:
             if seconds is not None:
                 act = _timed(act, seconds, "policy")
                 step, reset = _timed(step, seconds, "env"), _timed(reset, seconds, "env")
-            taken = batch.run(act, step, reset, self.legs(first, last), self.keep_finals, self.options.reset_when_done)
+            taken = batch.step_envs(
+                act, step, reset, self.legs(first, last), self.keep_finals, self.options.reset_when_done
+            )
             actor.end(first, taken)
             noise.advance(taken - first)
             return taken

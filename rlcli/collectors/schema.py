@@ -183,12 +183,20 @@ class RowSchema:
         )
 
 
+_FLAG, _NUMBER = Field((1,), np.dtype(np.bool_)), Field((), np.dtype(np.int64))
+ALWAYS: Fields = {  # columns that every batch may hold, beside observations and what the policy writes
+    REWARD: Field((1,), np.dtype(np.float32)), TERMINATED: _FLAG, TRUNCATED: _FLAG, DONE: _FLAG,
+    **dict.fromkeys(END_FLAGS, _FLAG), TRAJ_IDS: _NUMBER, POLICY_VERSION: _NUMBER,
+}  # fmt: skip
+
+
 def schema_of(
     lanes: int, plan: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
     track_version: bool, states: Sequence[Key] = (), stride: int = 1,
 ) -> RowSchema:  # fmt: skip
     live = {**plan.rows, **rows}
-    columns = {**once, **always(track_ids, track_version)}
+    left_out = {key for key, tracked in ((TRAJ_IDS, track_ids), (POLICY_VERSION, track_version)) if not tracked}
+    columns = {**once, **{key: field for key, field in ALWAYS.items() if key not in left_out}}
     read_later = {key for t in plan.after for key in t.reads({**live, **columns})}
     if REWARD in plan.needs:
         read_later.add(REWARD)
@@ -210,18 +218,6 @@ def schema_of(
     }
     fields |= {key: field(key, of, PASS, True) for key, of in plan.columns.items() if key not in fields}
     return RowSchema(lanes, fields, mode, kept, stride=stride)
-
-
-def always(track_ids: bool = True, track_version: bool = True) -> Fields:
-    """Return columns every batch may hold, beside observations and what the policy writes."""
-    flag, number = Field((1,), np.dtype(np.bool_)), Field((), np.dtype(np.int64))
-    columns: Fields = {REWARD: Field((1,), np.dtype(np.float32)), TERMINATED: flag, TRUNCATED: flag, DONE: flag}
-    columns |= {name: flag for name in END_FLAGS}
-    if track_ids:
-        columns[TRAJ_IDS] = number
-    if track_version:
-        columns[POLICY_VERSION] = number
-    return columns
 
 
 def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,15 +22,34 @@ from rlcli.specs.field import Field, Fields
 from rlcli.transforms.base import Transform
 from rlcli.transforms.primer import TensorDictPrimer
 from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.noise import Noise
 from rlcli.vec_envs.vec_env import VecEnv
 
 if TYPE_CHECKING:
-    from rlcli.collectors.actors.rows import BoundActor
     from rlcli.collectors.batch import Columns
     from rlcli.collectors.devices import Placement
     from rlcli.envs.late_columns import LateColumns
 
 Outputs = dict[Key, torch.Tensor]
+
+
+class BoundActor:
+    """Act on the rows of one batch: `begin` once before the loop, `act(t)` at every step, `end` once after it."""
+
+    written: TensorDictBase | None = None  # all that a policy on tensordicts wrote last, its inputs among it
+
+    def begin(self, noise: Noise, first: int, last: int) -> None:
+        """Prepare steps `first..last-1`: look at their noise, check that views of the weights are not stale."""
+
+    def renew(self, t: int) -> None:
+        """Look at weights that were overwritten before step t of a leg that has begun."""
+
+    def act(self, t: int) -> Any:
+        """Return the action of step t as the env's loop takes it (`ActionFormat`)."""
+        raise NotImplementedError
+
+    def end(self, first: int, last: int) -> None:
+        """Fill the whole-column outputs of these steps (log-probabilities, encoded actions)."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,7 @@ class PolicyContext:
 class ActorRunner:
     """Know what a policy reads and writes; `bind` makes it ready to act."""
 
+    bound: str  # file and class of the `BoundActor`, which is loaded with the first batch
     reads: set[Key]  # from the rows; transforms that write them must run inside the loop
     live: Fields  # written row by row
     once: Fields  # written once per batch, as whole columns
@@ -115,7 +136,8 @@ class ActorRunner:
 
     def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
         """Make it ready to act on these rows; `states` says what may be written under `next`."""
-        raise NotImplementedError
+        file, _, name = self.bound.partition(":")
+        return getattr(importlib.import_module(f"rlcli.collectors.actors.{file}"), name)(self, columns, lanes, states)
 
     def act_with(self, policy: Any) -> None:
         """Act with this copy of the policy from now on."""
@@ -290,6 +312,8 @@ class RandomActor(ActorRunner):
     Under `log_prob_key` goes the log-density of that law, float32, one number or one a dim as the policy writes its.
     """
 
+    bound = "rows:BoundRandom"
+
     def __init__(
         self, actions: ActionFormat, log_prob_key: Key | None = None, log_prob_shape: tuple[int, ...] = (),
         mask_key: Key | None = None,
@@ -302,15 +326,12 @@ class RandomActor(ActorRunner):
         if log_prob_key is not None:
             self.once[log_prob_key] = Field(log_prob_shape, np.dtype(np.float32))
 
-    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
-        from rlcli.collectors.actors.rows import BoundRandom
-
-        return BoundRandom(self, columns, lanes)
-
 
 # ---- a policy as a function of rows ---------------------------------------------------------------------------------
 class FastActor(ActorRunner):
     """Run a policy as a function of rows, taken apart again when it has changed, and draw with noise drawn ahead."""
+
+    bound = "rows:BoundFastActor"
 
     def __init__(
         self, policy: nn.Module, take_apart: Callable[[Any], ActorRunner], function: Actor, setting: PolicyContext,
@@ -345,11 +366,6 @@ class FastActor(ActorRunner):
         if function.chosen_key is not None:
             self.once[function.chosen_key] = Field((1,), np.dtype(np.float32))
         self.version = 0  # of the function
-
-    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
-        from rlcli.collectors.actors.rows import BoundFastActor
-
-        return BoundFastActor(self, columns, lanes)
 
     def refresh(self) -> None:
         if self._watch.version:

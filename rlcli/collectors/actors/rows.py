@@ -10,23 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import set_interaction_type
 from torch import Tensor
 
 from rlcli.collectors.actors.actor import (
     PASSED_ON,
+    BoundActor,
     FastActor,
     RandomActor,
+    States,
     not_finite,
     raised,
     refuse_unsound,
     take,
-)  # fmt: skip
+)
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
@@ -35,7 +36,6 @@ from rlcli.modules.distributions.family import Family
 from rlcli.modules.masks import pick
 from rlcli.modules.stages import Stage
 from rlcli.specs.dtypes import dtype_name
-from rlcli.vec_envs.noise import Noise
 
 if TYPE_CHECKING:
     from rlcli.collectors.batch import Columns
@@ -43,27 +43,8 @@ if TYPE_CHECKING:
 Rows = dict[Key, list[Tensor]]
 
 
-class BoundActor:
-    """Act on the rows of one batch: `begin` once before the loop, `act(t)` at every step, `end` once after it."""
-
-    written: TensorDictBase | None = None  # all that a policy on tensordicts wrote last, its inputs among it
-
-    def begin(self, noise: Noise, first: int, last: int) -> None:
-        """Prepare steps `first..last-1`: look at their noise, check that views of the weights are not stale."""
-
-    def renew(self, t: int) -> None:
-        """Look at weights that were overwritten before step t of a leg that has begun."""
-
-    def act(self, t: int) -> Any:
-        """Return the action of step t as the env's loop takes it (`ActionFormat`)."""
-        raise NotImplementedError
-
-    def end(self, first: int, last: int) -> None:
-        """Fill the whole-column outputs of these steps (log-probabilities, encoded actions)."""
-
-
 class BoundFastActor(BoundActor):
-    def __init__(self, actor: FastActor, columns: Columns, lanes: int) -> None:
+    def __init__(self, actor: FastActor, columns: Columns, lanes: int, states: States) -> None:
         self.actor, self.lanes, self.steps = actor, lanes, columns.steps
         self.data = columns.data
         steps = columns.steps
@@ -326,7 +307,7 @@ def _all(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
 
 # ---- no policy -------------------------------------------------------------------------------------------------------
 class BoundRandom(BoundActor):
-    def __init__(self, actor: RandomActor, columns: Columns, lanes: int) -> None:
+    def __init__(self, actor: RandomActor, columns: Columns, lanes: int, states: States) -> None:
         self.actions, self.lanes = actor.actions, lanes
         self.action = columns.data.get(ACTION)
         self.key, self.shape = actor.log_prob_key, actor.log_prob_shape
