@@ -18,8 +18,7 @@ from rlcli.config.installed import accelerator
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.keys import Key, unravel
-from rlcli.modules import ActorCritic, RandomPolicy
-from rlcli.modules.exploration import EXPLORATION
+from rlcli.modules import ActorCritic
 from rlcli.modules.masks import find_action_mask
 from rlcli.processes.process import cores
 
@@ -34,11 +33,14 @@ def build_collector(
     actor: Any = None if policy is None else policy.actor
     if actor is None:
         mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
-        actor = None if mask is None else RandomPolicy(action_mask_key=mask)
+        if mask is not None:
+            from rlcli.modules import RandomPolicy
+
+            actor = RandomPolicy(action_mask_key=mask)
     options: dict[str, Any] = {name: value for name, value in vars(c).items() if name in FIELDS} | {
         "total_frames": cfg.total_frames, "next_obs": m.next_obs, "delta_dtype": getattr(torch, m.delta_dtype),
         "on_overflow": m.on_overflow, "keep_keys": keep_keys, "traj_format": "cat" if c.trajs_per_batch else None,
-        "exploration_type": EXPLORATION[cfg.policy.exploration], "weights_swap": cfg.weights.swap,
+        "exploration_type": cfg.policy.exploration, "weights_swap": cfg.weights.swap,
         "storing_device": places["storing_device"], "env_device": places["env_device"],
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
         "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),

@@ -468,7 +468,8 @@ class Collector(BaseCollector):
         bool
             False where replaying gives another episode, and nothing is remembered.
         """
-        self.background.refuse()
+        if "background" in vars(self):
+            self.background.refuse()
         if not longest:
             return False
         self._begin_episodes()

@@ -1,7 +1,7 @@
 """The loop: policy, env, transforms, resets; written once, for every kind of env, policy and transform.
 
-Everything special is bound to a batch's rows before the loop starts, so that the few lines of `step_envs` are the whole of
-what happens per step.
+Everything special is bound to a batch's rows before the loop starts, so that the few lines of `step_envs` are the whole
+of what happens per step.
 """
 
 from __future__ import annotations

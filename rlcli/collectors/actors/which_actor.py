@@ -53,15 +53,12 @@ def choose_actor(
                why="the policy cannot be copied for a trial call",
                fix="Use init_random_frames=0, or give the policy as an nn.Module.")  # fmt: skip
         return _as_it_is(policy, setting, f"it is no module that can be copied: {_SEEN}")
-    shown = _made_up(setting, legal)
     try:
-        example = _tried(tried, shown, setting)
+        example, rewrites = _tried(tried, setting, legal)
     except (ArgumentError, NumericsError):
         if early or not whole:
             raise
         return _as_it_is(policy, setting, f"specs do not say what the env shows: {_SEEN}")
-    left = ((key, example.get(key, None), value) for key, value in shown.items())
-    rewrites = {key for key, now, was in left if now is not None and not np.array_equal(now.detach().numpy(), was)}
     outputs = setting.outputs(example)
     if not isinstance(policy, nn.Module):
         why = "it is no module that can be copied"
@@ -132,9 +129,21 @@ def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
     return ""
 
 
-def _tried(policy: Any, shown: dict[Key, np.ndarray], setting: PolicyContext) -> TensorDictBase:
-    """Return what one call on made-up observations gives, as it will explore; no random stream moves on."""
-    device = setting.placement.policy
+def _tried(
+    policy: Any, setting: PolicyContext, legal: Callable[[Key, np.ndarray], np.ndarray]
+) -> tuple[TensorDictBase, set[Key]]:
+    """Return what one call on made-up observations gives, as it will explore, and which of them it overwrites.
+
+    They are fixed, not zeros, which would hide a wrong weight; no random stream moves on.
+    """
+    rng, device = np.random.default_rng(0), setting.placement.policy
+    shown = {
+        key: np.asarray(rng.random((*setting.batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
+        for key, (shape, dtype) in setting.inputs.items()
+    }
+    if IS_INIT in shown:  # no episode begins: the rows of states are set where one does
+        shown[IS_INIT][...] = False
+    shown = {key: legal(key, value) for key, value in shown.items()}
     drawn = [device] if device is not None and device.type == "cuda" else []
     numpys, pythons = np.random.get_state(), random.getstate()
     try:
@@ -147,25 +156,15 @@ def _tried(policy: Any, shown: dict[Key, np.ndarray], setting: PolicyContext) ->
             called = partial(call, policy, where="its first call, on made-up observations", first=True)
             try:
                 with set_interaction_type(setting.exploration):
-                    return called(td.clone(False)).cpu()
+                    example = called(td.clone(False)).cpu()
             except NumericsError:  # of NaN nothing is drawn; the first step refuses it, where evidence can be kept
                 with set_interaction_type(InteractionType.DETERMINISTIC):
-                    return called(td).cpu()
+                    example = called(td).cpu()
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)
-
-
-def _made_up(setting: PolicyContext, legal: Callable) -> dict[Key, np.ndarray]:
-    """Make up fixed observations that the env may show; not zeros, which would hide a wrong weight."""
-    rng = np.random.default_rng(0)
-    drawn = {
-        key: np.asarray(rng.random((*setting.batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
-        for key, (shape, dtype) in setting.inputs.items()
-    }
-    if IS_INIT in drawn:  # no episode begins: the rows of states are set where one does
-        drawn[IS_INIT][...] = False
-    return {key: legal(key, value) for key, value in drawn.items()}
+    left = ((key, example.get(key, None), value) for key, value in shown.items())
+    return example, {key for key, now, was in left if now is not None and not np.array_equal(now.detach().numpy(), was)}
 
 
 def _written(stages: Sequence[Stage], outputs: Outputs) -> Fields | None:
