@@ -83,21 +83,15 @@ WIDE = 128  # inputs and outputs from which on a layer goes through oneDNN
 SIZES = 8  # a run has two or three: whole minibatches, a last one, both halves of a step
 
 
-class Recent(dict):
-    """Keep the `SIZES` entries set last: work arrays by batch size."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if key not in self and len(self) >= SIZES:
-            del self[next(iter(self))]
-        super().__setitem__(key, value)
+def keep_recent(kept: dict[int, Any], size: int, work: Any) -> None:
+    """Keep work arrays by batch size, those of the `SIZES` sizes that came last."""
+    if size not in kept and len(kept) >= SIZES:
+        del kept[next(iter(kept))]
+    kept[size] = work
 
 
-class LayerBuffers(NamedTuple):
-    """Buffers of one layer for one number of rows."""
-
-    out: Tensor  # [N, O], activated
-    array: np.ndarray  # the same memory
-    grad_in: Tensor  # [N, I]
+# of one layer, for one number of rows: its output `[N, O]`, activated; the same memory; the gradient `[N, I]`
+LayerBuffers = tuple[Tensor, np.ndarray, Tensor]
 
 
 def one_dnn() -> Callable[..., Tensor] | None:
@@ -121,7 +115,7 @@ class Replay:
         product = one_dnn()
         self._product = product
         self._wide = [product is not None and min(w.shape) >= WIDE and w.dtype == torch.float32 for w in self._weights]
-        self._work: dict[int, list[LayerBuffers]] = Recent()
+        self._work: dict[int, list[LayerBuffers]] = {}
         self._inputs: list[Tensor] = []  # of every layer in the last forward, and its outputs
 
     @property
@@ -143,13 +137,13 @@ class Replay:
                 if activation is not None:
                     _activate(x, x.numpy(), activation)
             else:
-                x = work[i].out
+                x, array, _ = work[i]
                 if b is None:
                     torch.mm(inputs[i], self._transposed[i], out=x)
                 else:
                     torch.addmm(b, inputs[i], self._transposed[i], out=x)
                 if activation is not None:
-                    _activate(x, work[i].array, activation)
+                    _activate(x, array, activation)
             inputs.append(x)
         self._inputs = inputs
         return x
@@ -170,7 +164,7 @@ class Replay:
                 if self._wide[i]:
                     grad = self._product(grad, self._transposed[i], None, "none", [], None)  # type: ignore[misc]
                 else:
-                    grad = torch.mm(grad, self._weights[i], out=work[i].grad_in)
+                    grad = torch.mm(grad, self._weights[i], out=work[i][2])
             elif inputs is not False:  # a few columns: BLAS takes their transpose four times as fast
                 grad = torch.mm(self._transposed[0][inputs], grad.t()).t()
         return None if inputs is False else grad
@@ -192,8 +186,8 @@ class Replay:
         for i, layer in enumerate(self.layers):
             rows = 0 if self._wide[i] else x.shape[0]
             out = x.new_empty(rows, layer.linear.out_features)
-            work.append(LayerBuffers(out, out.numpy(), x.new_empty(rows, layer.linear.in_features)))
-        self._work[x.shape[0]] = work
+            work.append((out, out.numpy(), x.new_empty(rows, layer.linear.in_features)))
+        keep_recent(self._work, x.shape[0], work)
         return work
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
-from rlcli.kernels.mlp import Recent, Replay
+from rlcli.kernels.mlp import Replay, keep_recent
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
@@ -208,7 +208,7 @@ class ClosedSAC:
         dims = actor.layers[-1].linear.out_features // 2
         self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family.centre, family.half))
         self._split = split.module
-        self._kept: dict[int, BatchBuffers] = Recent()
+        self._kept: dict[int, BatchBuffers] = {}
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
         loss, kernel, bounds = self.loss, self._kernel, (self._split.low, self._split.high)
@@ -275,7 +275,7 @@ class ClosedSAC:
             state.new_empty(2 * n, state.shape[1]), state.new_empty(2 * n, dims), state.new_empty(2 * n, dims),
             np.empty(2 * n, np.float32), state.new_empty(n, wide), state.new_empty(2 * n, wide),
         )  # fmt: skip
-        self._kept[n] = work
+        keep_recent(self._kept, n, work)
         return work
 
 

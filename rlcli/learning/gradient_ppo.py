@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
-from rlcli.kernels.mlp import Recent, Replay
+from rlcli.kernels.mlp import Replay, keep_recent
 from rlcli.keys import Key
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import NormalFamily
@@ -45,7 +45,7 @@ class ClosedPPO:
         self.loss, self.nets = loss, nets_of(loss, flat, columns)
         self._discrete, self._fitting = _discrete(loss), loss.density.family.fitting  # type: ignore[union-attr]
         self._kernel, self._ppo = ppo, ppo.categorical if self._discrete else ppo.normal
-        self._grads: dict[int, tuple[Tensor, ...]] = Recent()
+        self._grads: dict[int, tuple[Tensor, ...]] = {}
 
     def __call__(self, columns: Columns) -> dict[str, float]:
         loss, keys = self.loss, self.loss.tensor_keys
@@ -55,7 +55,7 @@ class ClosedPPO:
         if grads is None:
             contiguous = torch.contiguous_format
             grads = tuple(torch.empty_like(x, memory_format=contiguous).detach() for x in (*params, value))
-            self._grads[value.shape[0]] = grads
+            keep_recent(self._grads, value.shape[0], grads)
         target = columns[keys.value_target].reshape(-1)
         goal = target.numpy()
         rows = self._kernel.PPORows(
