@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlcli.algorithms.algorithm import Setup
 from rlcli.algorithms.policy_gradient import PolicyGradient
 from rlcli.config import registry
 from rlcli.modules import ActorCritic
@@ -29,9 +30,9 @@ class Reinforce(PolicyGradient):
     uses = registry.reading("loss", "reinforce")
     one_pass = True
 
-    @property
-    def valued(self) -> bool:
-        return self.options.baseline
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.valued = self.options.baseline
 
     def objective(self, policy: ActorCritic, **options: Any) -> ReinforceLoss:
         o = self.options

@@ -42,6 +42,7 @@ class PolicyGradient(Algorithm):
     """An actor and a critic, any of the value estimators, epochs on each batch or on stored slices."""
 
     uses = registry.reading("loss", *choices.GRADIENTS["loss"])
+    valued = True  # there is a critic
 
     @abstractmethod
     def objective(self, policy: ActorCritic, **options: Any) -> PolicyGradientLoss:
@@ -56,11 +57,6 @@ class PolicyGradient(Algorithm):
     @property
     def stores(self) -> bool:
         return self.setup.draws == "slices"
-
-    @property
-    def valued(self) -> bool:
-        """Whether there is a critic."""
-        return True
 
     def networks(self, env: EnvBase) -> ActorCritic:
         s = self.setup

@@ -137,7 +137,7 @@ def test_episodes_are_reported_as_long_as_they_were(files):
             delivered = c.deliver()
             assert delivered.frames == int(delivered.raw[COLLECTOR_MASK].sum())
             hooks.after_batch(loop, delivered, delivered.raw)
-        lengths = [torch.tensor(stats.update(*rows)[1]) for rows in hooks.unreported]
+        lengths = [torch.tensor(stats.update(*rows.values())[1]) for rows in hooks.unreported]
     assert set(torch.cat(lengths).tolist()) == {4, 5, 6} and len(lengths) == 8
 
 

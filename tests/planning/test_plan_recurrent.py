@@ -7,7 +7,7 @@ from tensordict import TensorDict
 
 import rlcli
 from rlcli.keys import IS_INIT
-from rlcli.learning.minibatches import SequenceMinibatches, whole_sequences
+from rlcli.learning.minibatches import shuffled_sequences, whole_sequences
 from rlcli.modules import GRUModule, set_recurrent_mode
 from rlcli.modules.recurrent.sequences import sequences
 from rlcli.planning.forecast import Answers
@@ -158,7 +158,7 @@ def test_what_is_counted_as_another_backend_is_said_to_be_about_right(tmp_path):
 def test_the_first_minibatch_of_sequences_is_the_largest(size, count, steps):
     begins = torch.zeros(count, steps, 1, dtype=torch.bool)
     begins[:, 0] = True
-    _, ends = SequenceMinibatches(size, torch.Generator()).draw({IS_INIT: begins.reshape(-1, 1)})
+    _, ends = shuffled_sequences({IS_INIT: begins.reshape(-1, 1)}, size, torch.Generator())
     sizes = torch.diff(torch.tensor(ends), prepend=torch.tensor([0])).tolist()
     assert sizes[0] == max(sizes) == whole_sequences(size, count, steps) * steps
 
