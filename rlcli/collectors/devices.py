@@ -64,14 +64,8 @@ class Placement:
     policy: torch.device | None
     storing: torch.device | None
     non_blocking: bool  # leave out the waits for copies
-
-    @property
-    def policy_is_elsewhere(self) -> bool:
-        return self.policy is not None and self.policy.type != "cpu"
-
-    @property
-    def storing_is_elsewhere(self) -> bool:
-        return self.storing is not None and self.storing.type != "cpu"
+    policy_is_elsewhere: bool  # not in host memory
+    storing_is_elsewhere: bool
 
 
 def same_device(one: torch.device, other: torch.device) -> bool:
@@ -105,7 +99,8 @@ def place(
     storing = resolve(storing_device if storing_device is not None else device)
     if storing is None and acting == env:
         storing = env
-    return Placement(env, acting, storing, non_blocking=no_cuda_sync)
+    elsewhere = [device is not None and device.type != "cpu" for device in (acting, storing)]
+    return Placement(env, acting, storing, no_cuda_sync, *elsewhere)
 
 
 # ---- the policy on its device ---------------------------------------------------------------------------------------

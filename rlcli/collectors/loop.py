@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcli.collectors.actors.actor import BoundActor
+from rlcli.collectors.actors.rows import BoundActor
 from rlcli.collectors.batch import Columns, FinalObservations, FiniteRows, KeptStates
 from rlcli.errors import NumericsError
 from rlcli.keys import Key, spell

@@ -1,7 +1,7 @@
 """The keys of a batch: worked out once from the parts that write it, and read by all who need to know.
 
-The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  `Kept`
-says which keys the consumer asked for, `data/next_obs/modes.py` how a mode keeps next values.
+The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  `keeps`
+says which keys the consumer gets, `data/next_obs/modes.py` how a mode keeps next values.
 """
 
 from __future__ import annotations
@@ -40,15 +40,9 @@ from rlcli.specs.field import BATCH, LATE, NONE, OWN, PASS, ROW, SPARSE, Field, 
 from rlcli.transforms import Faces
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Say whether the consumer gets a key; `keys` None means all but those under raw rows' name."""
-
-    keys: frozenset[Key] | None = None
-    awaited: frozenset[Key] = frozenset()  # asked for, but not declared: the first step must show them
-
-    def __call__(self, key: Key) -> bool:
-        return as_tuple(key)[0] != RAW if self.keys is None else unravel(key) in self.keys
+def keeps(keys: Set[Key] | None, key: Key) -> bool:
+    """Say whether a consumer who asked for `keys` gets one; None asks for all but those under raw rows' name."""
+    return as_tuple(key)[0] != RAW if keys is None else unravel(key) in keys
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,8 @@ class RowSchema:
     lanes: int
     fields: Fields  # with next values as `full` keeps them
     mode: str = "full"  # of next observations: "full", "compact", "exact" or "delta"
-    kept: Kept = Kept()
+    kept: Set[Key] | None = None  # what the consumer asked for: see `keeps`
+    awaited: Set[Key] = frozenset()  # of those, what is not declared: the first step must show them
     # written by steps beside `fields`; replaces the field of the same key
     late: Fields = dataclasses.field(default_factory=dict)
     stride: int = 1  # of sparse fields: every so many steps of an episode, and the first of an episode or batch
@@ -103,7 +98,7 @@ class RowSchema:
     def delivers(self, key: Key) -> bool:
         """Say whether the consumer gets a column of this key."""
         planned = self._answers.get(key)
-        return self.kept(key) if planned is None else planned
+        return keeps(self.kept, key) if planned is None else planned
 
     def with_late(self, columns: Mapping[Key, torch.Tensor]) -> RowSchema:
         """Return the schema of batches that hold these columns, `[lanes, T, *shape]`, too; itself where it is."""
@@ -191,8 +186,8 @@ ALWAYS: Fields = {  # columns that every batch may hold, beside observations and
 
 
 def schema_of(
-    lanes: int, plan: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
-    track_version: bool, states: Sequence[Key] = (), stride: int = 1,
+    lanes: int, plan: Faces, rows: Fields, once: Fields, kept: Set[Key] | None, awaited: Set[Key], *, mode: str,
+    track_ids: bool, track_version: bool, states: Sequence[Key] = (), stride: int = 1,
 ) -> RowSchema:  # fmt: skip
     live = {**plan.rows, **rows}
     left_out = {key for key, tracked in ((TRAJ_IDS, track_ids), (POLICY_VERSION, track_version)) if not tracked}
@@ -204,20 +199,20 @@ def schema_of(
     observations = plan.rows.keys() - few
 
     def field(key: Key, of: Field, written: str, followed: bool = False) -> Field:
-        way = OWN if followed and kept(under_next(key)) else NONE
-        return replace(of, written=written, stored=kept(key), next=way)
+        way = OWN if followed and keeps(kept, under_next(key)) else NONE
+        return replace(of, written=written, stored=keeps(kept, key), next=way)
 
     fields = {
-        key: field(key, of, SPARSE if key in few else ROW, key in observations and kept(key))
+        key: field(key, of, SPARSE if key in few else ROW, key in observations and keeps(kept, key))
         for key, of in live.items()
     }
     fields |= {
         key: field(key, of, BATCH)
         for key, of in columns.items()
-        if key not in live and (kept(key) or key in read_later)
+        if key not in live and (keeps(kept, key) or key in read_later)
     }
     fields |= {key: field(key, of, PASS, True) for key, of in plan.columns.items() if key not in fields}
-    return RowSchema(lanes, fields, mode, kept, stride=stride)
+    return RowSchema(lanes, fields, mode, kept, awaited, stride=stride)
 
 
 def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from rlcli.collectors.actors.actor import ActorRunner, PolicyContext, RandomActo
 from rlcli.collectors.actors.which_actor import choose_actor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import CollectorOptions
-from rlcli.collectors.schema import ALWAYS, Kept, RowSchema, refuse_unknown, schema_of
+from rlcli.collectors.schema import ALWAYS, RowSchema, refuse_unknown, schema_of
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods
@@ -203,7 +203,7 @@ def wire(
         plan.needs.add(REWARD)
     batches = schema_of(
         vec_env.n, plan, actor.live, {**random.once, **actor.once},
-        Kept() if options.keep_keys is None else _kept(vec_env, shown, actor, random, delta, options.keep_keys),
+        *_kept(vec_env, shown, actor, random, delta, options.keep_keys),
         mode=mode, track_ids=options.track_traj_ids, track_version=bool(options.track_policy_version),
         states=actor.states, stride=options.recurrent_state_stride,
     )  # fmt: skip
@@ -296,9 +296,11 @@ def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None
 
 def _kept(
     vec_env: VecEnv, shown: Fields, actor: ActorRunner, random: ActorRunner, delta: NextObservationDelta | None,
-    keep: Sequence[Key],
-) -> Kept:  # fmt: skip
-    """Return what `keep` asks for; keys of differences stand for the next observations that they are made of."""
+    keep: Sequence[Key] | None,
+) -> tuple[set[Key] | None, set[Key]]:  # fmt: skip
+    """Return what `keep` asks for, and what of it only steps show; keys of differences stand for next observations."""
+    if keep is None:
+        return None, set()
     late = vec_env.on_tensordicts or (actor.late is not None and actor.late.fields is None)
     parts = delta_key, scale_key, kept_key
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
@@ -313,7 +315,7 @@ def _kept(
             raise ArgumentError(f"keep_keys names next.{show(key)} without {show(key)}", fix="Keep both, or neither.")
     unfollowed = {*actor.states, IS_INIT}  # false in every successor
     kept |= {under_next(key) for key in shown if unravel(key) in kept and key not in unfollowed}
-    return Kept(frozenset(kept), frozenset(awaited))
+    return kept, awaited
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:

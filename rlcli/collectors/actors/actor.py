@@ -22,7 +22,6 @@ from rlcli.specs.field import Field, Fields
 from rlcli.transforms.base import Transform
 from rlcli.transforms.primer import TensorDictPrimer
 from rlcli.vec_envs.actions import ActionFormat
-from rlcli.vec_envs.noise import Noise
 from rlcli.vec_envs.vec_env import VecEnv
 
 if TYPE_CHECKING:
@@ -31,25 +30,6 @@ if TYPE_CHECKING:
     from rlcli.envs.late_columns import LateColumns
 
 Outputs = dict[Key, torch.Tensor]
-
-
-class BoundActor:
-    """Act on the rows of one batch: `begin` once before the loop, `act(t)` at every step, `end` once after it."""
-
-    written: TensorDictBase | None = None  # all that a policy on tensordicts wrote last, its inputs among it
-
-    def begin(self, noise: Noise, first: int, last: int) -> None:
-        """Prepare steps `first..last-1`: look at their noise, check that views of the weights are not stale."""
-
-    def renew(self, t: int) -> None:
-        """Look at weights that were overwritten before step t of a leg that has begun."""
-
-    def act(self, t: int) -> Any:
-        """Return the action of step t as the env's loop takes it (`ActionFormat`)."""
-        raise NotImplementedError
-
-    def end(self, first: int, last: int) -> None:
-        """Fill the whole-column outputs of these steps (log-probabilities, encoded actions)."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +103,7 @@ class PolicyContext:
 class ActorRunner:
     """Know what a policy reads and writes; `bind` makes it ready to act."""
 
-    bound: str  # file and class of the `BoundActor`, which is loaded with the first batch
+    bound: str  # file and class of what acts on a batch's rows, loaded with the first batch
     reads: set[Key]  # from the rows; transforms that write them must run inside the loop
     live: Fields  # written row by row
     once: Fields  # written once per batch, as whole columns
@@ -134,8 +114,8 @@ class ActorRunner:
     calls: bool = False  # code of the user's, which may draw from torch's global stream and keep tensors
     late: LateColumns | None = None  # further columns, where the first step shows what is written
 
-    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
-        """Make it ready to act on these rows; `states` says what may be written under `next`."""
+    def bind(self, columns: Columns, lanes: int, states: States) -> Any:
+        """Return the `BoundActor` of these rows; `states` says what may be written under `next`."""
         file, _, name = self.bound.partition(":")
         return getattr(importlib.import_module(f"rlcli.collectors.actors.{file}"), name)(self, columns, lanes, states)
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import set_interaction_type
 from torch import Tensor
 
 from rlcli.collectors.actors.actor import (
     PASSED_ON,
-    BoundActor,
     FastActor,
     RandomActor,
     States,
@@ -36,11 +36,31 @@ from rlcli.modules.distributions.family import Family
 from rlcli.modules.masks import pick
 from rlcli.modules.stages import Stage
 from rlcli.specs.dtypes import dtype_name
+from rlcli.vec_envs.noise import Noise
 
 if TYPE_CHECKING:
     from rlcli.collectors.batch import Columns
 
 Rows = dict[Key, list[Tensor]]
+
+
+class BoundActor:
+    """Act on the rows of one batch: `begin` once before the loop, `act(t)` at every step, `end` once after it."""
+
+    written: TensorDictBase | None = None  # all that a policy on tensordicts wrote last, its inputs among it
+
+    def begin(self, noise: Noise, first: int, last: int) -> None:
+        """Prepare steps `first..last-1`: look at their noise, check that views of the weights are not stale."""
+
+    def renew(self, t: int) -> None:
+        """Look at weights that were overwritten before step t of a leg that has begun."""
+
+    def act(self, t: int) -> Any:
+        """Return the action of step t as the env's loop takes it (`ActionFormat`)."""
+        raise NotImplementedError
+
+    def end(self, first: int, last: int) -> None:
+        """Fill the whole-column outputs of these steps (log-probabilities, encoded actions)."""
 
 
 class BoundFastActor(BoundActor):

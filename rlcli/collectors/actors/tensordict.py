@@ -18,7 +18,6 @@ from torch import nn
 from rlcli.collectors.actors.actor import (
     NOT_STEPPED,
     ActorRunner,
-    BoundActor,
     Outputs,
     PolicyContext,
     States,
@@ -30,6 +29,7 @@ from rlcli.collectors.actors.actor import (
     states_of,
     take,
 )
+from rlcli.collectors.actors.rows import BoundActor
 from rlcli.collectors.devices import synchronize
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
