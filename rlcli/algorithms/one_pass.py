@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlcli.algorithms.algorithm import Setup
 from rlcli.algorithms.policy_gradient import PolicyGradient
 from rlcli.config import registry
 from rlcli.modules import ActorCritic
@@ -30,9 +29,9 @@ class Reinforce(PolicyGradient):
     uses = registry.reading("loss", "reinforce")
     one_pass = True
 
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.valued = self.options.baseline
+    @property
+    def valued(self) -> bool:  # type: ignore[override]
+        return self.options.baseline
 
     def objective(self, policy: ActorCritic, **options: Any) -> ReinforceLoss:
         o = self.options
