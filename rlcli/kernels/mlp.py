@@ -12,34 +12,26 @@ Shape letters: `N` rows, `I` inputs and `O` outputs of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
-    nn.Tanh: torch.tanh_,
-    nn.ReLU: torch.relu_,
-    nn.Sigmoid: torch.sigmoid_,
-}
-
-
-class Layer(NamedTuple):
-    linear: nn.Linear
-    activation: type[nn.Module] | None  # a key of IN_PLACE
+# linear layers, and what activates the output of each in place: `torch.tanh_`, `relu_`, `sigmoid_`, or nothing
+Stack = Sequence[tuple[nn.Linear, Callable[[Tensor], Tensor] | None]]
 
 
 # ---- forward, one row of a batch after another: no tensor made ------------------------------------------------------
-def on_rows(layers: list[Layer], source: list[Tensor], target: list[Tensor]) -> Callable[[int], None]:
+def on_rows(layers: Stack, source: list[Tensor], target: list[Tensor]) -> Callable[[int], None]:
     """Return `run(t)`: outputs `target[t] [N, O]` of inputs `source[t] [N, I]`; call again when weights move."""
-    linear = [layer.linear for layer in layers]
+    linear = [linear for linear, _ in layers]
     # views: a contiguous copy goes another way through the product and differs in the last bit
     weights = [layer.weight.detach().t() for layer in linear]
     biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linear]
-    activations = [None if layer.activation is None else IN_PLACE[layer.activation] for layer in layers]
+    activations = [activation for _, activation in layers]
     hidden = [source[0].new_empty(source[0].shape[0], layer.out_features) for layer in linear[:-1]]
     addmm, tanh_ = torch.addmm, torch.tanh_
     if activations == [tanh_, tanh_, None]:
@@ -71,10 +63,10 @@ def on_rows(layers: list[Layer], source: list[Tensor], target: list[Tensor]) -> 
 # ---- forward and backward: products into kept buffers, gradients straight into `.grad` ------------------------------
 _aten = torch.ops.aten
 # the gradient before an activation from that after it, in place, given the activated output
-_BACKWARD: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
-    nn.Tanh: lambda grad, out: _aten.tanh_backward.grad_input(grad, out, grad_input=grad),
-    nn.ReLU: lambda grad, out: _aten.threshold_backward.grad_input(grad, out, 0, grad_input=grad),
-    nn.Sigmoid: lambda grad, out: _aten.sigmoid_backward.grad_input(grad, out, grad_input=grad),
+_BACKWARD: dict[Callable, Callable[[Tensor, Tensor], Tensor]] = {
+    torch.tanh_: lambda grad, out: _aten.tanh_backward.grad_input(grad, out, grad_input=grad),
+    torch.relu_: lambda grad, out: _aten.threshold_backward.grad_input(grad, out, 0, grad_input=grad),
+    torch.sigmoid_: lambda grad, out: _aten.sigmoid_backward.grad_input(grad, out, grad_input=grad),
 }
 
 
@@ -104,9 +96,9 @@ def one_dnn() -> Callable[..., Tensor] | None:
 class Replay:
     """Run a stack forward and backward on a CPU; build anew when memory moves; `trained`: all have a `.grad`."""
 
-    def __init__(self, layers: list[Layer], trained: bool = True) -> None:
+    def __init__(self, layers: Stack, trained: bool = True) -> None:
         self.layers, self.trained = layers, trained
-        linear = [layer.linear for layer in layers]
+        linear = [linear for linear, _ in layers]
         self._weights = [x.weight.detach() for x in linear]
         self._transposed = [w.t() for w in self._weights]  # views: a contiguous copy would go stale
         self._biases = [None if x.bias is None else x.bias.detach() for x in linear]
@@ -121,7 +113,7 @@ class Replay:
     @property
     def widths(self) -> tuple[int, int] | None:
         """Return the numbers in a row that is read and in one that is written; None where layers do not fit."""
-        layers = [layer.linear for layer in self.layers]
+        layers = [linear for linear, _ in self.layers]
         fit = all(one.out_features == other.in_features for one, other in pairwise(layers))
         return (layers[0].in_features, layers[-1].out_features) if fit else None
 
@@ -129,8 +121,8 @@ class Replay:
         """Return outputs `[N, O]` of `x [N, I]`, in a buffer that the next call with as many rows may reuse."""
         work = self._work.get(x.shape[0]) or self._allocate(x)
         inputs = [x]
-        for i, layer in enumerate(self.layers):
-            w, b, activation = self._weights[i], self._biases[i], layer.activation
+        for i, (_, activation) in enumerate(self.layers):
+            w, b = self._weights[i], self._biases[i]
             if self._wide[i]:
                 # "none": the ReLU that oneDNN would take along makes 0 of NaN
                 x = self._product(x, w, b, "none", [], None)  # type: ignore[misc]
@@ -155,7 +147,7 @@ class Replay:
         learned = rows if weights is True else int(weights)  # a number: the first so many rows contribute
         work = self._work.get(rows) or self._allocate(grad)
         for i in range(len(self.layers) - 1, -1, -1):
-            x, out, activation = self._inputs[i], self._inputs[i + 1], self.layers[i].activation
+            x, out, activation = self._inputs[i], self._inputs[i + 1], self.layers[i][1]
             if activation is not None:
                 _BACKWARD[activation](grad, out[:rows])
             if learned:
@@ -183,17 +175,17 @@ class Replay:
 
     def _allocate(self, x: Tensor) -> list[LayerBuffers]:
         work = []
-        for i, layer in enumerate(self.layers):
+        for i, (linear, _) in enumerate(self.layers):
             rows = 0 if self._wide[i] else x.shape[0]
-            out = x.new_empty(rows, layer.linear.out_features)
-            work.append((out, out.numpy(), x.new_empty(rows, layer.linear.in_features)))
+            out = x.new_empty(rows, linear.out_features)
+            work.append((out, out.numpy(), x.new_empty(rows, linear.in_features)))
         keep_recent(self._work, x.shape[0], work)
         return work
 
 
-def _activate(x: Tensor, array: np.ndarray, activation: type[nn.Module]) -> None:
+def _activate(x: Tensor, array: np.ndarray, activation: Callable[[Tensor], Tensor]) -> None:
     """Activate in place; `array` is the memory of `x`."""
-    if activation is nn.Tanh:
+    if activation is torch.tanh_:
         np.tanh(array, array)
     else:
-        IN_PLACE[activation](x)
+        activation(x)

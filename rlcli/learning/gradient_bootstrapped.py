@@ -44,7 +44,7 @@ def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedD
     key, action = loss.online.in_keys[0], columns.get(loss.tensor_keys.action)
     fits = all(float_rows(columns, k) for k in (key, under_next(key))) and plain_rows(loss, columns)
     if fits:
-        fits = {(columns[key].shape[1], online.layers[-1].linear.out_features)} == {online.widths, delayed.widths}
+        fits = {(columns[key].shape[1], online.layers[-1][0].out_features)} == {online.widths, delayed.widths}
         fits = fits and columns[key].shape == columns[under_next(key)].shape
     if action is None or not fits:
         return None
@@ -107,7 +107,7 @@ class ClosedDQN:
 
 def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
     """Say whether these networks' parameters, and the others, are all that is trained."""
-    replayed = [id(p) for net in nets for x in net.layers for p in x.linear.parameters()]
+    replayed = [id(p) for net in nets for linear, _ in net.layers for p in linear.parameters()]
     return sorted([*replayed, *map(id, others)]) == sorted(map(id, flat.parameters))
 
 
@@ -205,7 +205,7 @@ class ClosedSAC:
         self._kernel, self._kind = sac, dqn.KINDS[loss.loss_function]
         family, (_, split) = loss.density.family, loss.density.stages
         assert isinstance(family, TanhNormalFamily)
-        dims = actor.layers[-1].linear.out_features // 2
+        dims = actor.layers[-1][0].out_features // 2
         self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family.centre, family.half))
         self._split = split.module
         self._kept: dict[int, BatchBuffers] = {}
@@ -286,6 +286,6 @@ def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
         return None
     module = stages[0].module
     layers = layers_of(module.mlp) if plain(module, StateActionMLP) else None
-    if layers is None or (trained and any(x.linear.weight.grad is None for x in layers)):
+    if layers is None or (trained and any(linear.weight.grad is None for linear, _ in layers)):
         return None
     return Replay(layers, trained)

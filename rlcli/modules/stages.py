@@ -8,15 +8,15 @@ inputs) is not taken apart: its users call it as it is, on a tensordict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
-from rlcli.kernels.mlp import IN_PLACE, Layer
 from rlcli.keys import Key, show, unravel
 from rlcli.modules.head import StateIndependentScale
 from rlcli.modules.masks import ActionMask
@@ -183,6 +183,12 @@ def leaves_of(net: Any, *heads: type) -> Iterator[Any]:
         yield net if isinstance(net, heads) else None
 
 
+IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
+    nn.Tanh: torch.tanh_, nn.ReLU: torch.relu_, nn.Sigmoid: torch.sigmoid_,
+}  # fmt: skip
+Layer = tuple[nn.Linear, Callable[[Tensor], Tensor] | None]  # and what activates its output, one of `IN_PLACE`
+
+
 def layers_of(net: Any) -> list[Layer] | None:
     """Return the layers of a plain stack; None for any other net (hooked, overridden, shared weights, ...)."""
     layers: list[Layer] = []
@@ -190,10 +196,10 @@ def layers_of(net: Any) -> list[Layer] | None:
         if plain(part, nn.Sequential):
             continue
         if plain(part, nn.Linear) and isinstance(part._parameters.get("weight"), nn.Parameter):
-            layers.append(Layer(part, None))  # type: ignore[arg-type]
-        elif plain(part) and type(part) in IN_PLACE and layers and layers[-1].activation is None:
-            layers[-1] = layers[-1]._replace(activation=type(part))
+            layers.append((part, None))  # type: ignore[arg-type]
+        elif plain(part) and type(part) in IN_PLACE and layers and layers[-1][1] is None:
+            layers[-1] = layers[-1][0], IN_PLACE[type(part)]
         else:
             return None
-    parameters = [id(p) for layer in layers for p in layer.linear.parameters()]
+    parameters = [id(p) for linear, _ in layers for p in linear.parameters()]
     return layers if layers and len(set(parameters)) == len(parameters) else None

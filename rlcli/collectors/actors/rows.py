@@ -157,7 +157,7 @@ class BoundFastActor(BoundActor):
 
     def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
         """Return where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
-        linear = [layer.linear for layers in self.actor.layers for layer in layers or ()]
+        linear = [linear for layers in self.actor.layers for linear, _ in layers or ()]
         parameters: list[Tensor | None] = [p for layer in linear for p in (layer.weight, layer.bias)]
         parameters += [p for cells in self.actor.cells if cells is not None for own in cells.weights() for p in own]
         return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
