@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rlcli import modules
 from rlcli.build.env import build_env
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
@@ -33,10 +34,7 @@ def build_collector(
     actor: Any = None if policy is None else policy.actor
     if actor is None:
         mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
-        if mask is not None:
-            from rlcli.modules import RandomPolicy
-
-            actor = RandomPolicy(action_mask_key=mask)
+        actor = None if mask is None else modules.RandomPolicy(action_mask_key=mask)
     options: dict[str, Any] = {name: value for name, value in vars(c).items() if name in FIELDS} | {
         "total_frames": cfg.total_frames, "next_obs": m.next_obs, "delta_dtype": getattr(torch, m.delta_dtype),
         "on_overflow": m.on_overflow, "keep_keys": keep_keys, "traj_format": "cat" if c.trajs_per_batch else None,

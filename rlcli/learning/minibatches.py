@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,15 +16,15 @@ from rlcli.keys import IS_INIT, Key, show
 from rlcli.objectives.reduction import begun, mask_of
 
 Minibatch = dict[Key, Tensor]
-Order = Callable[[Mapping[Key, Tensor], int, torch.Generator], tuple[Tensor, list[int]]]  # `shuffled_rows`, for one
+Order = tuple[Tensor, list[int]]  # rows, int64 `[N]`, and where each minibatch ends among them
 
 
 class Minibatches:
     """Draw epochs of `batch_size` rows from columns `{key: Tensor [N, ...]}`, each gathered once an epoch."""
 
-    def __init__(self, batch_size: int, generator: torch.Generator, order: Order | None = None) -> None:
+    def __init__(self, batch_size: int, generator: torch.Generator, *, sequences: bool = False) -> None:
         self.batch_size, self.generator = arguments.count("batch_size", batch_size), generator
-        self.order = order or shuffled_rows
+        self.order = shuffled_sequences if sequences else shuffled_rows
         self._shuffled: Minibatch = {}
         self._views: list[Minibatch] = []
 
@@ -59,17 +59,13 @@ def whole_sequences(batch_size: int, sequences: int, steps: int) -> int:
     return min(sequences, -(-batch_size // steps))
 
 
-def shuffled_rows(
-    columns: Mapping[Key, Tensor], batch_size: int, generator: torch.Generator
-) -> tuple[Tensor, list[int]]:
+def shuffled_rows(columns: Mapping[Key, Tensor], batch_size: int, generator: torch.Generator) -> Order:
     """Return the rows of an epoch in a new order, int64 `[N]`, and where each minibatch ends among them."""
     n = next(iter(columns.values())).shape[0]
     return torch.randperm(n, generator=generator), [*range(batch_size, n, batch_size), n]
 
 
-def shuffled_sequences(
-    columns: Mapping[Key, Tensor], batch_size: int, generator: torch.Generator
-) -> tuple[Tensor, list[int]]:
+def shuffled_sequences(columns: Mapping[Key, Tensor], batch_size: int, generator: torch.Generator) -> Order:
     """Do the same with whole sequences, which begin where `is_init` is set; one that fills a minibatch ends it."""
     begins = columns[IS_INIT].reshape(-1).cpu()
     starts = begins.nonzero().squeeze(1)

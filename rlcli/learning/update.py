@@ -23,14 +23,7 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import TD_ERROR, Key
 from rlcli.learning.gradient import Gradient, GradientChoice
-from rlcli.learning.minibatches import (
-    Minibatch,
-    Minibatches,
-    shuffled_rows,
-    shuffled_sequences,
-    with_slices,
-    with_starts,
-)
+from rlcli.learning.minibatches import Minibatch, Minibatches, with_slices, with_starts
 from rlcli.learning.optimizer import FlatOptimizer, FlatParameters, Linear, Step, schedule
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
@@ -78,8 +71,7 @@ class Update:
         self.saved = watch_saved(loss) if loss.recurrent else []
         self.gradient = GradientChoice(loss, self.flat, gradient, compile)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
-        order = shuffled_sequences if loss.recurrent else shuffled_rows
-        self.minibatches = Minibatches(batch_size, self.generator, order)
+        self.minibatches = Minibatches(batch_size, self.generator, sequences=loss.recurrent)
         # looking at a number costs nothing on a CPU and stops the queue of a GPU; targets follow only a step made
         cpu = self.flat.tensor.device.type == "cpu"
         self._look = cpu or not self.optimizer.can_skip or targets is not None

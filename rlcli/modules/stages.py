@@ -183,9 +183,7 @@ def leaves_of(net: Any, *heads: type) -> Iterator[Any]:
         yield net if isinstance(net, heads) else None
 
 
-IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
-    nn.Tanh: torch.tanh_, nn.ReLU: torch.relu_, nn.Sigmoid: torch.sigmoid_,
-}  # fmt: skip
+IN_PLACE = {nn.Tanh: torch.tanh_, nn.ReLU: torch.relu_, nn.Sigmoid: torch.sigmoid_}
 Layer = tuple[nn.Linear, Callable[[Tensor], Tensor] | None]  # and what activates its output, one of `IN_PLACE`
 
 

@@ -307,7 +307,6 @@ class RandomActor(ActorRunner):
             self.once[log_prob_key] = Field(log_prob_shape, np.dtype(np.float32))
 
 
-# ---- a policy as a function of rows ---------------------------------------------------------------------------------
 class FastActor(ActorRunner):
     """Run a policy as a function of rows, taken apart again when it has changed, and draw with noise drawn ahead."""
 

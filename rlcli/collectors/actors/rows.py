@@ -325,7 +325,6 @@ def _all(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
     return forward
 
 
-# ---- no policy -------------------------------------------------------------------------------------------------------
 class BoundRandom(BoundActor):
     def __init__(self, actor: RandomActor, columns: Columns, lanes: int, states: States) -> None:
         self.actions, self.lanes = actor.actions, lanes
