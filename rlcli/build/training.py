@@ -92,7 +92,8 @@ def learner_of(
     observed = [key for key in update.loss.in_keys if key in env.full_observation_spec.keys(True, True)]
     reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
     reporter.memory.process = process
-    reporter.watch({"policy": policy, "loss": update.loss}, update.optimizer.optimizer, device or "cpu", update.saved)
+    learner = {"policy": policy, "loss": update.loss}
+    reporter.clock.watch = reporter.memory.watch(learner, update.optimizer.optimizer, device, update.saved)
     saver = Saver(
         run, {"policy": StateBeside(policy), "update": update, "collector": collector, "reporter": reporter},
         config=to_dict(cfg), versions=surroundings(threads, places.values(), registry.imported),

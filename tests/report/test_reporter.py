@@ -18,7 +18,7 @@ from rlcli.report import closing
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
 from rlcli.report.metrics import read_metrics
-from rlcli.report.peaks import DevicePeaks
+from rlcli.report.peaks import device_peaks
 from rlcli.report.reporter import Facts
 from rlcli.report.tally import Curve, ValueRows
 
@@ -37,7 +37,7 @@ def batch(ends: int = 1) -> TensorDict:
 def a_run(folder, batches: int = 3, **options) -> tuple[Reporter, dict]:
     reporter = Reporter(FACTS, folder=folder, **{"console": "off", **options})
     net = torch.nn.Linear(4, 2)
-    reporter.watch({"net": net}, torch.optim.Adam(net.parameters()))
+    reporter.memory.watch({"net": net}, torch.optim.Adam(net.parameters()))
     reporter.start("threads 1 (auto)")
     for _ in range(batches):
         with reporter.clock("collect"):
@@ -312,16 +312,16 @@ def test_a_devices_peak_is_kept_by_stage():
         def reset_peak_memory_stats(self, device):
             self.peak = 5  # what stays allocated
 
-    cuda = Cuda()
+    cuda, by_stage = Cuda(), {}
     reporter = Reporter(FACTS, console="off")
-    peaks = reporter.clock.watch = DevicePeaks("cuda:0", cuda)
+    reporter.clock.watch = device_peaks(torch.device("cuda:0"), by_stage, cuda)
     with reporter.clock("update"):
         cuda.peak = 100
     with reporter.clock("collect"):
         cuda.peak = 30
     with reporter.clock("update"):
         cuda.peak = 60
-    assert peaks.by_stage == {"other": 5, "update": 100, "collect": 30} and peaks.peak == 100
+    assert by_stage == {"other": 5, "update": 100, "collect": 30}
 
 
 def test_an_error_in_the_loop_gives_the_terminal_back(monkeypatch):
