@@ -58,7 +58,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     """
     cfg, chosen, first = settled(cfg)
     with contextlib.closing(first), new_run(to_dict(cfg), "collect", overrides) as (run, stop):
-        with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
+        with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
             collection = collection_of(cfg, run, stop, first=first, chosen=chosen)
         with collection.reporter:
             fill(collection)

@@ -48,7 +48,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     """
     cfg, chosen, first = settled(cfg)
     with contextlib.closing(first), new_run(to_dict(cfg), "train", overrides) as (run, stop):
-        with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
+        with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
             learner = learner_of(cfg, run, stop, first=first, chosen=chosen)
         with learner.reporter:
             if learner.copy_rows is not None:

@@ -140,6 +140,7 @@ class Learner:
     init_from: str | None = None  # where rows are that its buffer begins with
     copy_rows: Callable[[], InitRows] | None = None
     init_rows: InitRows | None = None
+    resumed: bool = False
 
     def begin(self, rows: InitRows) -> None:
         """Note the rows that a new run's buffer begins with; a resumed run has them."""
@@ -158,7 +159,7 @@ class Learner:
                 facts["buffer_began_with"] = {"rows": self.loop.init_rows, "from": self.init_from}
             if self.init_policy is not None:
                 facts["policy_began_with"] = self.init_policy.as_dict()
-            elif begun := self.run.summary.get("policy_began_with"):
+            elif self.resumed and (begun := self.run.summary.get("policy_began_with")):
                 facts["policy_began_with"] = begun
             self.start()
             with self.saver.rescuing():
@@ -201,6 +202,7 @@ class Learner:
         """Go on from a checkpoint; damaged ones that were passed over are named."""
         for reason in found.skipped:
             self.reporter.warn("checkpoint", reason)
+        self.resumed = True
         with loading_state(found.path):
             self._take_over(found.state)
             if self.collector.frames != found.manifest["number"]:
