@@ -24,7 +24,6 @@ from rlcli.runs import random_streams
 from rlcli.runs.folder import Run, run_command
 from rlcli.runs.session import Saver, closing, released, report_lost, resumable
 from rlcli.runs.signals import StopSignals
-from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
@@ -203,6 +202,8 @@ class Learner:
         for reason in found.skipped:
             self.reporter.warn("checkpoint", reason)
         self.resumed = True
+        from rlcli.typed import Misfit  # a new run reads nothing
+
         with loading_state(found.path):
             self._take_over(found.state)
             if self.collector.frames != found.manifest["number"]:
