@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlcli.build.algorithm import build_policy
-from rlcli.build.collector import build_collector, devices, keys_of
+from rlcli.build.collector import build_collector, devices
 from rlcli.build.env import build_env, env_of_run, narrowed
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.report import notes, reporter_of
@@ -121,4 +121,4 @@ def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | N
     keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
     keep += [SAMPLE_LOG_PROB] if policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ()) else []
     keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
-    return [*keep, *keys_of(cfg.memory.keep)]
+    return [*keep, *map(unravel, cfg.memory.keep)]

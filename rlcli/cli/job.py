@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,7 @@ def flags_of(verb: str) -> Flags:
 def start(verb: str, cfg: Any, overrides: list[str]) -> Any:
     """Run one job."""
     with loading(quiet=cfg.console.kind == "off"):
-        from rlcli import build
-
-        job = getattr(build, verb)
+        job = getattr(import_module("rlcli.build"), verb)
     return job(cfg, overrides)
 
 

@@ -160,25 +160,21 @@ class Learner:
                 facts["policy_began_with"] = self.init_policy.as_dict()
             elif self.resumed and (begun := self.run.summary.get("policy_began_with")):
                 facts["policy_began_with"] = begun
-            self.start()
+            sources = [source.line for source in (self.init_policy, self.init_rows) if source is not None]
+            with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
+                self.reporter.memory.expected = self.expected(self.loop.init_rows)
+            self.reporter.workers.begin(self.collector.workers)
+            self.reporter.start(*self.lines, *sources)
+            for topic, text in self.warnings:
+                self.reporter.warn(topic, text)
+            if self.init_rows is not None and self.init_rows.left_out:
+                self.reporter.warn("storage.init_from", self.init_rows.left_out)
             with self.saver.rescuing():
                 self.loop.run()
                 self.saver.finish(self.collector.frames)
             facts |= self.final_evaluation()
             if self.buffer is not None:
                 self.buffer.close()  # nothing of its rows is missing on a disk
-
-    def start(self) -> None:
-        """Say what was derived."""
-        begun = [begun.line for begun in (self.init_policy, self.init_rows) if begun is not None]
-        with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
-            self.reporter.memory.expected = self.expected(self.loop.init_rows)
-        self.reporter.workers.begin(self.collector.workers)
-        self.reporter.start(*self.lines, *begun)
-        for topic, text in self.warnings:
-            self.reporter.warn(topic, text)
-        if self.init_rows is not None and self.init_rows.left_out:
-            self.reporter.warn("storage.init_from", self.init_rows.left_out)
 
     def final_evaluation(self) -> dict[str, Any]:
         """Return facts for the closing report."""

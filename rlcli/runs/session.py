@@ -69,19 +69,19 @@ def new_run(config: dict[str, Any], verb: str, overrides: Sequence[str]) -> Iter
     """Yield a new run, locked, and the signals that stop it; its files go if nothing comes of it."""
     folder = config["run"]["dir"]
     given = folder is not None and os.path.exists(folder)
-    with own_descriptors(), StopSignals() as stop:
+    with StopSignals() as stop:
         run = create(
             config, verb=verb, recipe=config["recipe"], seed=config["seed"], directory=folder, overrides=overrides
         )
         note_new(run, LOCK)
-        with taken_back(run, given=given), locked(run.path), kept_in(run.path):
+        with taken_back(run, given=given), explained(run.path), locked(run.path):
             yield run, stop
 
 
 @contextlib.contextmanager
 def resumed_run(run: Run) -> Iterator[StopSignals]:
     """Lock a run that goes on; yield the signals that stop it."""
-    with own_descriptors(), StopSignals() as stop, locked(run.path), kept_in(run.path):
+    with StopSignals() as stop, explained(run.path), locked(run.path):
         _need_own(run)
         yield stop
 
@@ -343,28 +343,12 @@ def resumable(run: Run) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_descriptors() -> Iterator[None]:
-    """Explain "bad file descriptor": an env, a wrapper or a policy closed what rlcli still writes."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EBADF:
-            raise
-        raise EnvError(
-            "a file opened by rlcli was closed by other code",
-            why="an env, a wrapper or a policy closed descriptors that are not its own",
-            fix="Look there for os.close, os.closerange and what turns a process into a daemon; what was saved before "
-            "can be resumed.",
-        ) from error
-
-
-@contextlib.contextmanager
-def kept_in(folder: Path | str) -> Iterator[None]:
-    """Write a NumericsError's evidence into `folder`, and add its path to the error."""
+def explained(folder: Path) -> Iterator[None]:
+    """Keep a NumericsError's evidence in `folder`; explain "bad file descriptor": other code closed what is ours."""
     try:
         yield
     except NumericsError as error:
-        path = Path(folder) / EVIDENCE
+        path = folder / EVIDENCE
         if error.evidence and not path.exists():
             from rlcli.data.files.disk import Disk
             from rlcli.data.files.tensors import encode
@@ -374,3 +358,12 @@ def kept_in(folder: Path | str) -> Iterator[None]:
                 Disk().write_file(path, encode(tensors))
                 error.fix = f"{(error.fix or '').rstrip('.')}. Its inputs are in {path}".removeprefix(". ")
         raise
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        raise EnvError(
+            "a file opened by rlcli was closed by other code",
+            why="an env, a wrapper or a policy closed descriptors that are not its own",
+            fix="Look there for os.close, os.closerange and what turns a process into a daemon; what was saved before "
+            "can be resumed.",
+        ) from error
