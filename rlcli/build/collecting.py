@@ -10,7 +10,7 @@ import torch
 
 from rlcli.build.algorithm import build_policy
 from rlcli.build.collector import build_collector, devices
-from rlcli.build.env import build_env, env_of_run, narrowed
+from rlcli.build.env import build_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.trained_run import acting_policy
@@ -99,7 +99,7 @@ def collection_of(
     return Collection(
         run, stop, collector, policy, reporter, kind=kind, max_replay_steps=cfg.run.max_replay_steps,
         made={"config": to_dict(cfg), "versions": versions, "specs": row_specs(env)},
-        notes=lambda replayable: [*chosen, *notes(cfg, collector, replayable, narrowed(env))],
+        notes=lambda replayable: notes(cfg, env, collector, replayable, chosen),
         expected=lambda: expected(workload_of(cfg, collector.rows()), collector, Learning(policy), imported),
     )  # fmt: skip
 

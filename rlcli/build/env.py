@@ -282,14 +282,6 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
         raise ConfigError(f"{name} does not take these arguments", where="env.transforms", why=str(error)) from error
 
 
-def narrowed(env: EnvBase) -> list[Key]:
-    """Return the observations that an env declares as float64, and that are stored as float32."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    leaves = getattr(getattr(env, "vec_env", None), "leaves", ())
-    return [leaf.key for leaf in leaves if leaf.stored != leaf.dtype]
-
-
 # ---- how long it takes -------------------------------------------------------------------------------------------
 @dataclasses.dataclass(eq=False)
 class Pace:
