@@ -31,7 +31,7 @@ from rlcli.report.clock import OTHER, Clock, Compiling, Spent
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport
 from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
-from rlcli.report.tally import EpisodeStats, Figure, Tally
+from rlcli.report.tally import Figure, Tally
 from rlcli.report.workers import Workers
 from rlcli.vec_envs.vec_env import SUCCESS
 
@@ -86,10 +86,6 @@ class Reporter:
         self._episode_log = None if self.folder is None else EpisodeLog(self.folder / EPISODES, facts.info_keys)
         self._next_ledger = 0.0
         self._compiling = Compiling(self.say, self.clock)
-
-    @property
-    def episodes(self) -> EpisodeStats:
-        return self.tally.episodes
 
     def start(self, *lines: str) -> None:
         """Print `lines`, start the clock, show the empty view."""
@@ -152,7 +148,7 @@ class Reporter:
         self.clock.lap(frames)
 
     def _log_episodes(self) -> None:
-        ended = self.episodes.take()
+        ended = self.tally.episodes.take()
         if self._episode_log is not None:
             self._episode_log.write(ended, self.clock.elapsed())
 
@@ -180,7 +176,7 @@ class Reporter:
     def snapshot(self) -> Snapshot:
         from rlcli.report.view import EVALUATION, Snapshot, shown
 
-        facts, tally, episodes = self.facts, self.tally, self.episodes
+        facts, tally, episodes = self.facts, self.tally, self.tally.episodes
         infos = episodes.infos
         return Snapshot(
             title=facts.title,
@@ -212,8 +208,8 @@ class Reporter:
         from rlcli.report import closing
 
         self.clock.lap()
-        for key in self.facts.info_keys if self.episodes.episodes else ():
-            if key != SUCCESS and key not in self.episodes.infos.get("info", {}):
+        for key in self.facts.info_keys if self.tally.episodes.episodes else ():
+            if key != SUCCESS and key not in self.tally.episodes.infos.get("info", {}):
                 self.tally.warn(
                     f"info {key}", f"env.info_keys: no episode ended with a number or flag {key!r} in its info"
                 )
@@ -253,7 +249,7 @@ class Reporter:
             self._episode_log.rows = int(state.get("logged", 0))
 
     def _record(self, spent: Spent, ended: tuple[float | None, float | None]) -> dict:
-        tally, episodes = self.tally, self.episodes
+        tally, episodes = self.tally, self.tally.episodes
         return {
             "frames": tally.frames,
             "iteration": tally.iteration,
@@ -275,7 +271,7 @@ class Reporter:
         }
 
     def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
-        facts, tally, episodes = self.facts, self.tally, self.episodes
+        facts, tally, episodes = self.facts, self.tally, self.tally.episodes
         self.memory.process.read()
         learning = {
             "return": episodes.mean_return,

@@ -153,7 +153,7 @@ def _status(error: BaseException) -> str:
 def report_lost(reporter: Reporter, lanes: Sequence[int]) -> None:
     """Warn of episodes in these lanes that could not be brought back, and count them no further."""
     if lanes:
-        reporter.episodes.forget_open(lanes)
+        reporter.tally.episodes.forget_open(lanes)
         reporter.warn("replay", REPLAY_LOST.format(len(lanes)), len(lanes))
 
 

@@ -162,7 +162,7 @@ def test_a_resumed_run_continues_its_totals(tmp_path):
     second.close()
     whole, _ = a_run(None, batches=3)
     assert second.tally.frames == whole.tally.frames == 60
-    assert second.episodes.state_dict() == whole.episodes.state_dict()
+    assert second.tally.episodes.state_dict() == whole.tally.episodes.state_dict()
     assert second.clock.total().seconds > first.clock.total().seconds
     assert [record["frames"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [20, 40, 60]
 
@@ -186,7 +186,7 @@ def test_a_logger_that_fails_at_the_end_is_in_the_report(tmp_path):
 def test_rewards_given_apart_are_read_instead_of_the_batchs(tmp_path):
     reporter = Reporter(FACTS, console="off")
     reporter.batch(batch(), reward=torch.full((N, T, 1), 10.0))
-    assert reporter.episodes.mean_return == 50
+    assert reporter.tally.episodes.mean_return == 50
 
 
 def test_a_batch_without_rewards_or_ends_is_reported_all_the_same():
