@@ -19,9 +19,6 @@ from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, is_o
 from rlcli.planning.forecast import Updates, Workload
 from rlcli.planning.tensors import RunEnvs, RunStorage
 
-if TYPE_CHECKING:
-    pass
-
 
 def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: int = 0) -> Workload:
     """Return what a plan is made of; `rows`: what the collector delivers, `init_rows`: what the storage begins with."""
