@@ -27,6 +27,7 @@ from rlcli.specs import (
 )
 from rlcli.specs.base import as_field
 from rlcli.specs.dtypes import torch_dtype
+from rlcli.specs.field import Field
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Interval
 
@@ -114,6 +115,7 @@ def _format(spec, dims: int) -> ActionFormat:
     format = ActionFormat(*_as_space(spec, tuple(spec.shape[dims:]), dims))
     if format.kind == "multi_binary":
         format.dtype = as_field(spec).dtype  # a row of them is what is stored
+        format.stored = Field(format.shape, format.dtype)
     return format
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ class ObservationLeaf:
         value = self.find(observation)
         if self.choices:
             return self.one_hot(value)
-        value = as_array(value, f"a numpy array {self.shape} {self.dtype}")
+        if value.__class__ is not np.ndarray:
+            value = as_array(value, f"a numpy array {self.shape} {self.dtype}")
         if value.shape != self.shape:
             raise BadValue(f"shape {self.shape}", f"shape {value.shape}", _MEND)
         return value if value.dtype == self.dtype else self.cast(value, count=count)
@@ -111,8 +112,6 @@ class BadValue(Exception):
 
 def as_array(value: Any, wanted: str) -> np.ndarray:
     """Convert what an env gave to a plain numpy array; BadValue: it is none (`wanted` says what was expected)."""
-    if value.__class__ is np.ndarray:
-        return value
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):  # loads numpy.ma, 2 MB
             raise BadValue("a plain numpy array", "a masked one, whose mask would be lost")
@@ -144,26 +143,21 @@ def flag_of(name: str, value: Any) -> bool:
     return bool(number)
 
 
-def leaves(space: spaces.Space, *, narrow: bool = False) -> list[ObservationLeaf]:
-    """Return the leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
-    leaves = list(_walk(space, (), narrow, space))
-    if isinstance(space, spaces.Dict):
-        return leaves
-    return [replace(leaf, key=OBSERVATION, path=()) for leaf in leaves]
-
-
-def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces.Space) -> Iterator[ObservationLeaf]:
-    key = unravel(path) if path else OBSERVATION
+def leaves(
+    space: spaces.Space, *path: str, narrow: bool = False, root: spaces.Space | None = None
+) -> Iterator[ObservationLeaf]:
+    """Yield the leaves of an observation space, of `root` the part at `path`; `narrow` stores float64 as float32."""
+    key, root = unravel(path) if path else OBSERVATION, space if root is None else root
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
             check_name(name, *path, root=root)
-            yield from _walk(part, (*path, name), narrow, root)
+            yield from leaves(part, *path, name, narrow=narrow, root=root)
     elif isinstance(space, spaces.Discrete):
         index = np.dtype(np.int64)
         yield ObservationLeaf(key, path, (), index, index, int(space.n), int(space.start))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         kind = np.dtype(space.dtype)
-        if not computes(kind):
+        if not kind.isnative or kind.str[1:] in NO_ARITHMETIC:  # torch has no other byte order
             instead = {"u2": "int32", "u4": "int64", "u8": "int64"}.get(kind.str[1:], "float32")
             raise EnvError(
                 f"observations of dtype {kind} cannot be used", where=".".join(path) or None,
@@ -196,18 +190,13 @@ def _remedy(root: spaces.Space) -> str:
 
 def _usable(space: spaces.Space) -> bool:
     try:
-        return bool(list(_walk(space, ("part",), False, space)))
+        return bool(list(leaves(space, "part", root=space)))
     except EnvError:
         return False
 
 
 def _typed(wrapper: str) -> str:
     return f"Give 'env.wrappers=[{wrapper}]' (in Python: the wrapper of gymnasium.wrappers)."
-
-
-def computes(dtype: np.dtype) -> bool:
-    """Say whether torch computes with numbers of a dtype; of another byte order it has none."""
-    return dtype.isnative and dtype.str[1:] not in NO_ARITHMETIC
 
 
 def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:

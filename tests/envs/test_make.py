@@ -225,4 +225,4 @@ def test_an_unknown_id_says_what_the_imported_package_registered(package, env_id
 
 def test_an_env_of_the_old_gym_names_what_wraps_it():
     old = type("Old", (), {"__module__": "gym.core"})
-    refused(EnvError, "shimmy.GymV26CompatibilityV0", lambda: building.need_env(old()))
+    refused(EnvError, "shimmy.GymV26CompatibilityV0", lambda: GymEnv(old()))
