@@ -321,7 +321,7 @@ def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.nd
     }
     spec = specs[key].to("cpu") if key in specs else None
     given = torch.from_numpy(values)
-    if spec is not None and tuple(spec.shape) == values.shape and not spec.is_in(given.to(spec.dtype)):
+    if spec is not None and tuple(spec.shape) == values.shape and spec.mismatch(given.to(spec.dtype)):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             return spec.rand().to(given.dtype).numpy()
