@@ -47,17 +47,13 @@ class BatchedEnv(EnvBase):
     envs: list[EnvBase]  # those that are stepped here; of envs in other processes one that is like them, or none
 
     def _take_specs(self) -> None:
+        self.vec_env: VecEnv | None = getattr(self.inner, "vec_env", None)  # None where the envs have none
         for name in SPECS:
             setattr(self, name, getattr(self.inner, name))
 
     def _move_specs(self, device: torch.device) -> None:
         self.inner.to(device)
         self._take_specs()
-
-    @property
-    def vec_env(self) -> VecEnv | None:
-        """Return the `VecEnv`, or None where the envs have none."""
-        return getattr(self.inner, "vec_env", None)
 
     @property
     def infos(self) -> dict[tuple[int, int], dict[str, float]]:
@@ -150,9 +146,25 @@ def times_called(env: EnvBase) -> int:
 
 def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
     """Make the single envs of some makers; raise ArgumentError for a shared one, or a batch size."""
-    envs = [_made(make, kind) for make in makers]
+    envs: list[EnvBase] = []
     seen: set[int] = set()
-    for index, env in enumerate(envs):
+    for index, make in enumerate(makers):
+        env: Any = make
+        if isinstance(make, str):
+            env = GymEnv(make)
+        elif kind != "ParallelEnv" or not isinstance(make, EnvBase):  # there, an env is one that its pickle has made
+            if not callable(make):
+                raise ArgumentError(
+                    f"{kind} is given what makes its envs", why=f"got {shown(make)}",
+                    fix=f"Use {kind}(n, lambda: GymEnv(id)).",
+                )  # fmt: skip
+            env = make()
+        if not isinstance(env, EnvBase):
+            raise ArgumentError(
+                f"{kind} puts envs that read and write TensorDicts together", why=f"a maker gave {shown(env)}",
+                fix=f"Make GymEnvs: {kind}(n, lambda: GymEnv(env)).",
+            )  # fmt: skip
+        envs.append(env)
         below, inside = env, {id(env)}
         while isinstance(below, TransformedEnv):
             below = below.base_env
@@ -177,26 +189,6 @@ def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
                 fix=f"Put it outside: TransformedEnv({kind}(n, make_env), {name}()).",
             )  # fmt: skip
     return envs
-
-
-def _made(make: Any, kind: str) -> EnvBase:
-    """Return the env of a maker; of a `ParallelEnv`, an env is one, which its pickle has made already."""
-    if isinstance(make, EnvBase) and kind == "ParallelEnv":
-        return make
-    if isinstance(make, str):
-        return GymEnv(make)
-    if not callable(make):
-        raise ArgumentError(
-            f"{kind} is given what makes its envs", why=f"got {shown(make)}",
-            fix=f"Use {kind}(n, lambda: GymEnv(id)).",
-        )  # fmt: skip
-    env = make()
-    if not isinstance(env, EnvBase):
-        raise ArgumentError(
-            f"{kind} puts envs that read and write TensorDicts together", why=f"a maker gave {shown(env)}",
-            fix=f"Make GymEnvs: {kind}(n, lambda: GymEnv(env)).",
-        )  # fmt: skip
-    return env
 
 
 def shown(given: Any) -> str:

@@ -249,12 +249,13 @@ class TrainedPolicy:
             if value is None:
                 keys = ", ".join(sorted(show(key) for key in td.keys(True, True)))
                 raise MissingKeyError(f"the tensordict has no {show(leaf.key)}", why=f"it holds {keys or 'nothing'}")
-            if tuple(value.shape[dims:]) != leaf.row_shape:
-                raise _misfit(leaf, f"{(*td.batch_size, *leaf.row_shape)}", f"{tuple(value.shape)}")
+            shape = (leaf.choices,) if leaf.choices else leaf.shape
+            if tuple(value.shape[dims:]) != shape:
+                raise _misfit(leaf, f"{(*td.batch_size, *shape)}", f"{tuple(value.shape)}")
             stored = torch.from_numpy(np.empty(0, leaf.stored)).dtype
             if not (torch.can_cast(value.dtype, stored) or leaf.choices):  # any numbers do for a one-hot vector
                 raise _misfit(leaf, f"dtype {leaf.stored}", f"dtype {dtype_name(value.dtype)}")
-            rows[leaf.key] = value.detach().to("cpu", stored).reshape(n, *leaf.row_shape)
+            rows[leaf.key] = value.detach().to("cpu", stored).reshape(n, *shape)
         if self.remembers:
             flags = td.get(IS_INIT, None)
             if flags is None:

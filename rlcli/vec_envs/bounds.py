@@ -13,12 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from rlcli import arguments
 from rlcli.keys import Key, as_tuple, show, spell
 from rlcli.vec_envs.episodes import BatchStart, Episodes, broken
-from rlcli.vec_envs.observations import ObservationLeaf
 
 MODES = ("refuse", "count", "ignore")
 ROUNDED = "(rounded)"  # the last part of a key
@@ -87,23 +85,6 @@ class Interval:
         wide = values.astype(np.float64)
         over = np.maximum(wide - self.high, self.low - wide)
         return np.where((values < self._least) | (values > self._most), over, 0.0)
-
-
-def space_bounds(space: spaces.Space, parts: Sequence[ObservationLeaf]) -> dict[Key, Interval]:
-    """Return the bounds that a gymnasium space declares for its leaves."""
-    intervals: dict[Key, Interval] = {}
-    for leaf in parts:
-        part = leaf.find(space)
-        if leaf.stored.kind == "b" or leaf.choices:
-            continue
-        if isinstance(part, spaces.Box):
-            low, high = part.low, part.high
-        elif isinstance(part, spaces.MultiDiscrete):
-            low, high = part.start, part.start + part.nvec - 1
-        else:  # MultiBinary
-            low, high = np.array(0), np.array(1)
-        intervals[leaf.key] = Interval(low, high, leaf.shape, leaf.stored)
-    return intervals
 
 
 Worst = dict[str, Any]  # of the element that lay farthest outside: its index, value, declared bounds and excess

@@ -20,7 +20,7 @@ from rlcli.errors import EnvError, RlcliError
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.building import no_env
 from rlcli.vec_envs.episodes import NO_LIMIT, broken, env_raised, named
-from rlcli.vec_envs.observations import BadValue, flag_of, plain, writer
+from rlcli.vec_envs.observations import BadValue, flag_of, writer
 from rlcli.vec_envs.replay import ReplayableVecEnv, fingerprint
 from rlcli.vec_envs.vec_env import NONE, Rows, numbers_of
 
@@ -73,7 +73,7 @@ class GymVecEnv(ReplayableVecEnv):
 
     # ---- resets --------------------------------------------------------------------------------------------------
     def restart(self, row, lanes) -> None:
-        self._reset_into(writer(self.leaves, {key: [array] for key, array in row.items()}), 0, lanes)
+        self._reset_into(writer(self.leaves, {key: [array] for key, array in row.items()})[0], 0, lanes)
 
     def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
         lane, begun, seeds = -1, 0, self.begin_episodes(lanes)
@@ -113,12 +113,11 @@ class GymVecEnv(ReplayableVecEnv):
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
-        write = writer(self.leaves, rows)
+        write, only = writer(self.leaves, rows)
         send, lanes, clock, nearest = self.actions.sender(), range(self.n), self.clock, self.nearest
         steppers, last, engine = self._steppers, self.last, self
         # what unpacks need not be a tuple: looked at in the first step of a batch
         checked = [lambda action, step=step: _whole(step(action), STEP) for step in steppers]
-        only = self.leaves[0] if plain(self.leaves) else None
         column = rows[only.key] if only else []
         size, dtype, array = (math.prod(only.shape), only.dtype, np.ndarray) if only else (0, None, None)
         ndim = len(only.shape) if only else 0

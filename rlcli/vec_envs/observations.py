@@ -39,13 +39,9 @@ class ObservationLeaf:
     # float64 [4]: observations rounded; of the worst element index, value and what is kept
     rounded: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False, repr=False)
 
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        return (self.choices,) if self.choices else self.shape
-
     def read(self, observation, *, count: bool = True) -> np.ndarray:
         """The checked value of this leaf in one observation, in the form that a row takes; rounding is counted."""
-        value = self.find(observation)
+        value = self.find(observation) if self.path else observation
         if self.choices:
             return self.one_hot(value)
         if value.__class__ is not np.ndarray:
@@ -211,15 +207,12 @@ def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
     )  # fmt: skip
 
 
-def plain(parts: list[ObservationLeaf]) -> bool:
-    """Say whether the observation is one array that goes into its row as it is."""
-    return len(parts) == 1 and not parts[0].path and not parts[0].choices
-
-
-def writer(parts: list[ObservationLeaf], rows: dict) -> Callable[[int, int, object], None]:
-    """Return `write(t, lane, observation)`, which puts one observation into row `t`."""
+def writer(
+    parts: list[ObservationLeaf], rows: dict
+) -> tuple[Callable[[int, int, object], None], ObservationLeaf | None]:
+    """Return `write(t, env, observation)`, which puts one into row `t`; and the leaf that is all of it, one array."""
     columns = [(leaf, rows[leaf.key]) for leaf in parts]
-    if plain(parts):
+    if len(parts) == 1 and not parts[0].path and not parts[0].choices:
         leaf, column = columns[0]
         shape, dtype, array = leaf.shape, leaf.dtype, np.ndarray
 
@@ -228,7 +221,7 @@ def writer(parts: list[ObservationLeaf], rows: dict) -> Callable[[int, int, obje
                 value = leaf.read(value)
             column[t][lane] = value
 
-        return write_one
+        return write_one, leaf
     if all(len(leaf.path) == 1 and not leaf.choices for leaf in parts):
         flat = [(leaf, leaf.path[0], leaf.shape, leaf.dtype, column) for leaf, column in columns]
         array = np.ndarray
@@ -244,13 +237,13 @@ def writer(parts: list[ObservationLeaf], rows: dict) -> Callable[[int, int, obje
                     part = leaf.read(value)
                 column[t][lane] = part
 
-        return write_dict
+        return write_dict, None
 
     def write_any(t: int, lane: int, value) -> None:
         for leaf, column in columns:
             column[t][lane] = leaf.read(value)
 
-    return write_any
+    return write_any, None
 
 
 def lane_writer(parts: list[ObservationLeaf], rows: dict[Key, list[np.ndarray]]) -> Callable[[int, Any, Any], None]:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from rlcli.keys import Key
 from rlcli.specs.field import Field
 from rlcli.vec_envs.actions import ActionFormat
-from rlcli.vec_envs.bounds import Bounds, space_bounds
+from rlcli.vec_envs.bounds import Bounds, Interval
 from rlcli.vec_envs.observations import ObservationLeaf, leaves
 from rlcli.vec_envs.vec_env import VecEnv
 
@@ -46,10 +47,20 @@ class ReplayableVecEnv(VecEnv):
         limits: Sequence[int] | None = None,
     ) -> None:
         self.leaves = list(leaves(observation_space, narrow=narrow))
-        schema = {leaf.key: Field(leaf.row_shape, leaf.stored) for leaf in self.leaves}
+        schema = {leaf.key: Field((leaf.choices,) if leaf.choices else leaf.shape, leaf.stored) for leaf in self.leaves}
         super().__init__(n, name=name, schema=schema, actions=ActionFormat(action_space, categorical), limits=limits)
-        rounded = {leaf.key: [leaf.rounded] for leaf in self.leaves}
-        self.bounds = Bounds(space_bounds(observation_space, self.leaves), out_of_bounds, rounded)
+        intervals: dict[Key, Interval] = {}
+        for leaf in self.leaves:
+            part: Any = observation_space
+            for step in leaf.path:
+                part = part[step]
+            if isinstance(part, spaces.Box) and leaf.stored.kind != "b":
+                intervals[leaf.key] = Interval(part.low, part.high, leaf.shape, leaf.stored)
+            elif isinstance(part, spaces.MultiDiscrete):
+                intervals[leaf.key] = Interval(part.start, part.start + part.nvec - 1, leaf.shape, leaf.stored)
+            elif isinstance(part, spaces.MultiBinary):
+                intervals[leaf.key] = Interval(0, 1, leaf.shape, leaf.stored)
+        self.bounds = Bounds(intervals, out_of_bounds, {leaf.key: [leaf.rounded] for leaf in self.leaves})
 
     def share_counts(self, leaves: list[ObservationLeaf], tried: Any) -> None:
         """Count what is rounded and tried in memory that others see, before rows are bound."""
