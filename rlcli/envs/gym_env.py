@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -52,11 +52,15 @@ class VecEnvAdapter(EnvBase):
             self.observation_spec, self.action_spec = observation.to(device), action.to(device)
             self.reward_spec = self.reward_spec.to(device)
         self._rows = {key: [np.empty(0), np.empty(0)] for key in vec_env.schema}
-        self._bound_step, _ = vec_env.bind(self._rows)
 
     @property
     def out_of_bounds(self) -> str:
         return self.vec_env.bounds.mode
+
+    @cached_property
+    def _bound_step(self) -> Callable:
+        """Return the step into row 1 of `_rows`; a collector, which has rows of its own, never asks."""
+        return self.vec_env.bind(self._rows)[0]
 
     def _fresh(self) -> dict:
         return {key: np.empty((self.vec_env.n, *shape), dtype) for key, (shape, dtype) in self.vec_env.schema.items()}

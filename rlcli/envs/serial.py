@@ -224,6 +224,7 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     cells = [vec_env.bounds.rounded for vec_env in vec_envs]
     rounded = {key: [cell for each in cells for cell in each.get(key, ())] for key in cells[0]}
     shared = Bounds(intervals, strictest(vec_env.bounds.mode for vec_env in vec_envs), rounded)
+    shared.begin_anew()
     for vec_env in vec_envs:
         vec_env.bounds = shared
     return shared

@@ -106,15 +106,15 @@ class Bounds:
         self.rounded = dict(rounded or {})  # key -> the cells `ObservationLeaf.rounded`
         # "refuse" raises, "count" counts, "ignore" does not look
         self.mode = arguments.choice("out_of_bounds", mode, MODES)
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Forget what was found."""
         self.outside: dict[Key, int] = {}  # key -> observations with an element outside
         self.worst: dict[Key, Worst] = {}
         self._reported: dict[Key, int] = {}
-        for cell in (cell for cells in self.rounded.values() for cell in cells):
-            cell[:] = 0
+
+    def begin_anew(self) -> None:
+        """Forget what was found."""
+        self._take_rounded()
+        for found in (self.outside, self.worst, self._reported):
+            found.clear()
 
     def found_so_far(self) -> Bounds:
         """Return what was found until now, without what will be."""
