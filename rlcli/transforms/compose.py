@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -187,16 +188,6 @@ class Faces:
         return ops
 
 
-def schemas_before(transforms: Iterable[Transform], schema: Mapping[Key, Field]) -> list[Fields]:
-    """Return what each transform is shown, of envs with this schema."""
-    shown: list[Fields] = []
-    now: Fields = dict(schema)
-    for transform in transforms:
-        shown.append(dict(now))
-        now.update(planned(transform, now))
-    return shown
-
-
 def choose_faces(
     transforms: Transform | Iterable[Transform], schema: Mapping[Key, Field], live: Iterable[Key]
 ) -> Faces:
@@ -212,13 +203,13 @@ def choose_faces(
     """
     transforms = list(Compose(transforms) if isinstance(transforms, Transform) else transforms)
     schema = {key: Field(*pair) for key, pair in schema.items()}
-    schemas = schemas_before(transforms, schema)
+    schemas = list(accumulate(transforms, lambda now, transform: now | planned(transform, now), initial=schema))
     read: set[Any] = set(live)
     written: set[Any] = set()
     needs: set[Any] = set()
     inside: list[Transform] = []
     after: list[Transform] = []
-    for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
+    for transform, before in zip(reversed(transforms), schemas[-2::-1], strict=True):
         reads, writes = set(transform.reads(before)) - FLAGS, set(transform.writes(before))
         # A pass after the loop also sees what later transforms in the loop made of a key, so it must not be
         # one that reads or writes such a key itself.
