@@ -317,8 +317,9 @@ def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.nd
     """Move values `[*batch, *shape]`, numbers from 0 on, to where the env may show them under `key`."""
     interval = intervals.get(key)
     if interval is not None and interval.shape == values.shape[len(env.batch_size) :]:
-        above = values + np.where(np.isfinite(interval.low), interval.low, 0)
-        values = np.clip(above, interval.low, interval.high).astype(values.dtype)
+        low, high = interval.low, interval.high
+        moved = np.clip(values + np.where(np.isfinite(low), low, 0), low, high)
+        values = np.where((values < low) | (values > high), moved, values).astype(values.dtype)
     for full in (env.full_observation_spec, env.full_state_spec):
         for name, spec in full.items(True, True):
             if unravel(name) == key and spec.shape == values.shape:

@@ -173,6 +173,8 @@ class GymEnv(VecEnvAdapter):
     gym : gymnasium.Env
     recipe : GymRecipe
         How `gym` was made.
+    narrow : bool
+        As given.
 
     Notes
     -----
