@@ -100,6 +100,7 @@ def test_a_missing_package_names_the_extra(package, extra, monkeypatch):
 
 def test_a_missing_emulator_names_the_extra(monkeypatch):
     monkeypatch.setattr(building.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(gym.registry, "ALE/Pong-v5", raising=False)  # another test may have registered it
     refused(EnvError, "ALE/Pong-v5 rlcli[atari]", lambda: GymRecipe("ALE/Pong-v5").make())
 
 
