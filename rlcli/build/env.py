@@ -22,7 +22,7 @@ from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv, make_native
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.transformed import TransformedEnv
-from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
+from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded
@@ -303,9 +303,12 @@ class Pace:
             self.looked = True
             self._look(spent)
         first, self.first = self.first, None
-        with beside(self.made):
-            self.made += 1
+        self.made += 1
+        try:
             return make() if first is None else first
+        except EnvError as error:
+            beside(self.made - 1, error)
+            raise
 
     def _look(self, spent: float) -> None:
         left = self.count - self.made
