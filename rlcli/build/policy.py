@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -15,9 +15,12 @@ from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.keys import unravel
 from rlcli.modules import ActorCritic, build_actor_critic
-from rlcli.modules.build import RECURRENT, Recurrence
+from rlcli.modules.build import RECURRENT
 from rlcli.modules.masks import find_action_mask, mask_key_of, with_action_mask
 from rlcli.processes.process import cores
+
+if TYPE_CHECKING:
+    from rlcli.modules.recurrent.modules import Recurrence
 
 WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
 
@@ -51,6 +54,8 @@ def recurrence(cfg: CollectConfig) -> Recurrence:
     options = {
         "recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute
     }  # fmt: skip
+    from rlcli.modules.recurrent.modules import Recurrence  # of no other policy
+
     return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
 
 

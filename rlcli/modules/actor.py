@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor
 
-from rlcli.keys import ACTION, Key, under_next, unravel
+from rlcli.keys import ACTION, Key, unravel
 from rlcli.modules.distributions.family import Family, Params
 from rlcli.modules.distributions.lookup import family_of, param_keys
-from rlcli.modules.stages import Stage, read_by, take_apart
+from rlcli.modules.stages import Stage, take_apart
 
 
 class Actor(NamedTuple):
@@ -50,18 +50,6 @@ class Actor(NamedTuple):
             family = EGreedyFamily(lambda: float(tries.eps), tries.n, masked=masked)
         return cls(family, stages, [head.action_value_key], outs[0], chosen_key=outs[2],
                    one_hot=head.action_space == "one_hot")  # fmt: skip
-
-    @property
-    def reads(self) -> list[Key]:
-        """Return what it needs of the columns."""
-        return read_by(self.stages, self.param_keys)
-
-    @property
-    def writes(self) -> list[Key]:
-        """Return what it writes beside states."""
-        states = {under_next(key) for stage in self.stages for key in stage.state_keys}
-        ends = [key for key in (self.action_key, self.log_prob_key, self.chosen_key) if key is not None]
-        return [*dict.fromkeys(key for x in self.stages for key in x.out_keys if key not in states), *ends]
 
     def parameters(self, columns: Mapping[Key, Tensor]) -> tuple[Params, dict[Key, Tensor]]:
         """Return the family's parameters, and the columns with all that the stages write."""

@@ -9,10 +9,9 @@ observation(s), action -> layers -> state_action_value                          
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
@@ -27,49 +26,20 @@ from torch import nn
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
-from rlcli.modules import recurrent
 from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, action_head, single_action
 from rlcli.modules.masks import with_action_mask
 from rlcli.modules.nets import MLP, convolves, network, observation_keys, seeded
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
+if TYPE_CHECKING:
+    from rlcli.modules.recurrent.modules import Recurrence
+
 Activation = str | type[nn.Module]
 
 TRUNK_KEY: Key = "hidden"
-ENCODED_KEY: Key = "encoded"  # what a recurrent layer reads
 RECURRENT = ("gru", "lstm")
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation details of PPO", detail 2
-
-
-@dataclass(frozen=True)
-class Recurrence:
-    """Describe recurrent layers ("gru" or "lstm") behind the hidden ones, of `size` units."""
-
-    kind: str = "gru"
-    size: int = 64
-    layers: int = 1
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def after(self, encoder: nn.Module, keys: Sequence[Key]) -> TensorDictSequential:
-        """Return what `encoder [*B, features]` makes of `keys`, and what is remembered of it at `hidden`."""
-        module = (recurrent.GRUModule if self.kind == "gru" else recurrent.LSTMModule)(
-            encoder.out_features,  # type: ignore[arg-type]
-            self.size,
-            self.layers,
-            in_key=ENCODED_KEY,
-            out_key=TRUNK_KEY,
-            **self.options,
-        )
-        for name, weight in module.layers.named_parameters():
-            if name.startswith("bias"):
-                nn.init.zeros_(weight)
-            elif name.startswith("weight_hh"):
-                for gate in weight.detach().split(self.size):
-                    nn.init.orthogonal_(gate)
-            else:
-                nn.init.orthogonal_(weight)
-        return TensorDictSequential(TensorDictModule(encoder, list(keys), [ENCODED_KEY]), module)
 
 
 def build_actor_critic(
@@ -161,7 +131,7 @@ def build_actor_critic(
             trunk: TensorDictModuleBase = TensorDictModule(encoder, keys, [TRUNK_KEY])
             width: int = encoder.out_features  # type: ignore[assignment]
             if recurrence is not None:
-                trunk, width = recurrence.after(encoder, keys), recurrence.size
+                trunk, width = recurrence.after(encoder, keys, TRUNK_KEY), recurrence.size
             policy_layer = MLP(width, outputs, (), orthogonal=orthogonal, last_gain=POLICY_GAIN)
             value_layer = MLP(width, 1, (), orthogonal=orthogonal, last_gain=VALUE_GAIN)
             operator = ActorValueOperator(
@@ -227,7 +197,7 @@ def build_q_actor(
     with seeded(generator):
         module: nn.Module
         if recurrence is not None:
-            trunk = recurrence.after(net_of(None), keys)
+            trunk = recurrence.after(net_of(None), keys, TRUNK_KEY)
             size, same = recurrence.size, nn.Identity()
             head = DuelingHead(same, size, spec.n) if dueling else MLP(size, spec.n, (), orthogonal=orthogonal)
             module = TensorDictSequential(trunk, TensorDictModule(head, [TRUNK_KEY], [ACTION_VALUE]))

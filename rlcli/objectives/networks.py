@@ -52,10 +52,10 @@ def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
     return recurrent.set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
-def value_key(network: TensorDictModuleBase) -> Key:
-    """Return where a value network writes: `state_value`, or else the last of its out_keys."""
+def value_key(network: TensorDictModuleBase, wanted: Key = STATE_VALUE) -> Key:
+    """Return where a value network writes: where wanted, or at `state_value`, or else at the last of its out_keys."""
     written = [unravel(key) for key in network.out_keys]
-    return STATE_VALUE if STATE_VALUE in written else written[-1]
+    return next((key for key in (wanted, STATE_VALUE) if key in written), written[-1])
 
 
 class Lowered:

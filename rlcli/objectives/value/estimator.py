@@ -40,7 +40,7 @@ from rlcli.keys import (
 )
 from rlcli.objectives.keyed import Elsewhere, KeyedModule, either, elsewhere
 from rlcli.objectives.networks import alone
-from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
+from rlcli.objectives.reduction import MASK_KEYS, expanded, filled, mask_of, standardise, zeroed
 from rlcli.objectives.value.network import LOWER, RowValues, successor_values
 from rlcli.objectives.value.reading import (
     Ends,
@@ -263,12 +263,16 @@ class ValueEstimator(KeyedModule, ABC):
 
     def _estimated(self, td: TensorDictBase, target_params: TensorDictBase | None) -> tuple[Read, Tensor, Tensor]:
         """Return what is read of a batch, its advantage and its value target."""
-        time, masks = self._time(td), masks_of(td)
+        if (time := self.time_dim) is None:
+            time = td.names.index("time") if "time" in (td.names or ()) else -1
+        elif not -td.ndim <= time < td.ndim:
+            raise ArgumentError(f"time_dim={time} does not exist", why=f"the batch is {tuple(td.shape)}")
+        time, masks = time % td.ndim, masks_of(td)
         mask = mask_of(masks)
         if mask is not None and mask.numel() == td.numel() and (self.reads_batch or torch.is_grad_enabled()):
             td = self._filled(td, mask.reshape(td.shape))
         read = self._read(td, masks, time, target_params)
-        reward, value, next_value = (zeroed(x, read.mask) for x in (read.reward, *read.values[:2]))
+        reward, value, next_value = (zeroed(x, read.counts) for x in (read.reward, *read.values[:2]))
         values = read.values._replace(value=value, next_value=next_value)
         estimates = self.estimate(td, reward, read.ends, values, time)
         got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in estimates]
@@ -298,7 +302,10 @@ class ValueEstimator(KeyedModule, ABC):
         """
         if not td.ndim:
             raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
-        with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
+        with (
+            torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()),
+            nullcontext() if params is None else self._using(params),
+        ):
             return self._write(td, *self._estimated(td, target_params))
 
     def value_estimate(
@@ -308,7 +315,10 @@ class ValueEstimator(KeyedModule, ABC):
 
         Those that `forward` would write, but for a `value_norm`: `forward` counts the batch before it normalises them.
         """
-        with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
+        with (
+            torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()),
+            nullcontext() if params is None else self._using(params),
+        ):
             read, _, target = self._estimated(td, target_params)
             target = zeroed(target, read.values.valid)
             target = target if self.value_norm is None else self.value_norm.normalise(target)
@@ -341,13 +351,20 @@ class ValueEstimator(KeyedModule, ABC):
         if self.value_norm is not None:
             value, next_value = (self.value_norm.restore(x) for x in values[:2])
             values = values._replace(value=value, next_value=next_value)
-        self._count(values, mask_of(masks))
+        # the rows that are approximated and dropped, of those that the batch's own masks let through
+        own, dropped = mask_of(masks), None if values.valid is None else ~values.valid
+        own = None if own is None else own.reshape(raw.shape[:-1])
+        self._rows = raw[..., 0].numel() if own is None else own.sum()
+        self._approximated, self._dropped = (
+            x if x is None or own is None else x & own for x in (values.approximated, dropped)
+        )
         if values.valid is not None:
             from rlcli.objectives.value.shifted import cut_at_dropped
 
             masks[SHIFTED_VALID] = values.valid
             ends = cut_at_dropped(ends, values.valid, time)
-        read = Read(reward.to(dtype), ends, values, raw, mask_of(masks))
+        mask = mask_of(masks)
+        read = Read(reward.to(dtype), ends, values, raw, None if mask is None else expanded(mask, reward))
         check_values(read, (k.reward, k.value), time)
         return read._replace(reward=standardise(read.reward, read.counts)) if self.average_rewards else read
 
@@ -369,27 +386,10 @@ class ValueEstimator(KeyedModule, ABC):
                 td.set(key, torch.full(td.shape, none, device=advantage.device))
         return td
 
-    def _count(self, values: Values, mask: Tensor | None) -> None:
-        """Count the rows that are approximated and dropped, of those that the batch's own masks let through."""
-        dropped = None if values.valid is None else ~values.valid
-        own = None if mask is None else mask.reshape(values.value.shape[:-1])
-        self._rows = values.value[..., 0].numel() if own is None else own.sum()
-        self._approximated, self._dropped = (
-            x if x is None or own is None else x & own for x in (values.approximated, dropped)
-        )
-
-    def _using(self, params: TensorDictBase | None) -> AbstractContextManager[Any]:
-        if params is None or self.value_network is None:
+    def _using(self, params: TensorDictBase) -> AbstractContextManager[Any]:
+        if self.value_network is None:
             return nullcontext()
         return (params if self.network_gradient else params.detach()).to_module(self.value_network)
-
-    def _time(self, td: TensorDictBase) -> int:
-        if self.time_dim is not None:
-            if not -td.ndim <= self.time_dim < td.ndim:
-                raise ArgumentError(f"time_dim={self.time_dim} does not exist", why=f"the batch is {tuple(td.shape)}")
-            return self.time_dim % td.ndim
-        names = td.names or []
-        return names.index("time") if "time" in names else td.ndim - 1
 
     def _values(self, td: TensorDictBase, ends: Ends, time: int, target_params: TensorDictBase | None) -> Values:
         key = self.tensor_keys.value

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, NEXT, SHIFTED_VALID, STEPS_TO_NEXT_OBS, Key, as_tuple, show
-from rlcli.objectives.reduction import MASK_KEYS, expanded, may_ask
+from rlcli.objectives.reduction import MASK_KEYS, may_ask
 
 
 class Values(NamedTuple):
@@ -50,12 +50,7 @@ class Read(NamedTuple):
     ends: Ends
     values: Values  # in units of the reward
     raw: Tensor  # [*B, F]: the value as the network wrote it
-    mask: Tensor | None  # bool [*B]: rows that count; None: all
-
-    @property
-    def counts(self) -> Tensor | None:
-        """Return the mask in the shape of the reward."""
-        return None if self.mask is None else expanded(self.mask, self.reward)
+    counts: Tensor | None  # bool [*B, F]: rows that count; None: all
 
 
 def masks_of(td: TensorDictBase) -> dict[Key, Tensor]:
