@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor
 
-from rlcli.keys import ACTION, Key, unravel
+from rlcli.keys import ACTION, Key, as_tuple, unravel
 from rlcli.modules.distributions.family import Family, Params
-from rlcli.modules.distributions.lookup import family_of, param_keys
+from rlcli.modules.distributions.lookup import family_of
 from rlcli.modules.stages import Stage, take_apart
 
 
@@ -38,8 +38,9 @@ class Actor(NamedTuple):
             if (family := family_of(head)) is None:
                 return None
             log_prob = unravel(head.log_prob_key) if head.return_log_prob else None
-            keys = [unravel(key) for key in param_keys(head)]
-            return cls(family, stages, keys, unravel(head.out_keys[0]), log_prob)
+            keys = {as_tuple(name)[-1]: unravel(key) for name, key in zip(head.dist_keys, head.in_keys, strict=True)}
+            params = [keys[name] for name in family.param_names]
+            return cls(family, stages, params, unravel(head.out_keys[0]), log_prob)
         from rlcli.modules.values import EGreedyFamily  # of no other policy
 
         masked, outs = head.action_mask_key is not None, [unravel(key) for key in head.out_keys]

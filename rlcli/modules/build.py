@@ -29,7 +29,7 @@ from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALU
 from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, action_head, single_action
 from rlcli.modules.masks import with_action_mask
-from rlcli.modules.nets import MLP, convolves, network, observation_keys, seeded
+from rlcli.modules.nets import MLP, front_of, network, observation_keys, seeded
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ def build_actor_critic(
     if recurrence is not None:  # a critic with a state of its own would not be stepped while frames are collected
         shared = True
     if shared is None:
-        shared = (hidden is None or len(hidden) > 0) and convolves(observation_spec, keys, net)
+        with torch.random.fork_rng(devices=()):  # an encoder is made, with weights that nobody will see
+            front = front_of(observation_spec, keys, net) if hidden is None or len(hidden) else None
+        shared = front is not None and front.convolves
     with seeded(generator):
         if shared:
             refuse(hidden is not None and not hidden and recurrence is None, "a shared trunk needs a hidden layer",

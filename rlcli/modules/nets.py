@@ -261,7 +261,7 @@ def network(
     Parameters as in `build_actor_critic`. One observation gives an `MLP`, whose first layer is the encoder if
     one is needed. A float32 vector needs none: then the layers are all torch's own.
     """
-    front = _front(spec, list(keys), net)
+    front = front_of(spec, keys, net)
     sees = front is not None and front.convolves
     if hidden is None:
         hidden = (512,) if sees else (64, 64)
@@ -275,14 +275,7 @@ def network(
     return front.before(mlp)  # type: ignore[return-value]
 
 
-def convolves(spec: Composite, keys: Sequence[Key], net: str = "auto") -> bool:
-    """Say whether `network` would begin with convolutions, for one observation at least; draws no random numbers."""
-    with torch.random.fork_rng(devices=()):  # encoders are made, with weights that nobody will see
-        front = _front(spec, list(keys), net)
-        return front is not None and front.convolves
-
-
-def _front(spec: Composite, keys: list[Key], net: str) -> Encoder | None:
+def front_of(spec: Composite, keys: Sequence[Key], net: str) -> Encoder | None:
     """Return what encodes the observations for the layers; None for a float32 vector."""
     if net not in NETS:
         near = get_close_matches(net, NETS, n=1)

@@ -128,6 +128,7 @@ class ValueEstimator(KeyedModule, ABC):
         "value_key": ((None,), "Rename it: estimator.set_keys(value=...)."),
     }
     _net: RowValues | SequenceValues | None = None
+    recurrent = False  # whether the network is called on sequences
     reads_batch: ClassVar[bool] = False  # `estimate` reads more of the batch than rewards, ends and values
     reads_actor: ClassVar[bool] = False  # it is built with `actor_network`
 
@@ -210,13 +211,9 @@ class ValueEstimator(KeyedModule, ABC):
             self._net = SequenceValues(net, self._compute_dtype)
         else:
             self._net = RowValues(net, self._compute_dtype)
+        self.recurrent = self._net is not None and self._net.recurrent
         if self._net is not None and (before is None or self.tensor_keys.value == before.key):
             self.tensor_keys.value = self._net.key
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether the network is called on sequences."""
-        return self._net is not None and self._net.recurrent
 
     @property
     def in_keys(self) -> list[Key]:
@@ -268,12 +265,14 @@ class ValueEstimator(KeyedModule, ABC):
         elif not -td.ndim <= time < td.ndim:
             raise ArgumentError(f"time_dim={time} does not exist", why=f"the batch is {tuple(td.shape)}")
         time, masks = time % td.ndim, masks_of(td)
-        mask = mask_of(masks)
+        mask = mask_of(masks) if masks else None
         if mask is not None and mask.numel() == td.numel() and (self.reads_batch or torch.is_grad_enabled()):
             td = self._filled(td, mask.reshape(td.shape))
-        read = self._read(td, masks, time, target_params)
-        reward, value, next_value = (zeroed(x, read.counts) for x in (read.reward, *read.values[:2]))
-        values = read.values._replace(value=value, next_value=next_value)
+        read = self._read(td, masks, mask, time, target_params)
+        reward, values = read.reward, read.values
+        if read.counts is not None:
+            reward, value, next_value = (zeroed(x, read.counts) for x in (reward, *values[:2]))
+            values = values._replace(value=value, next_value=next_value)
         estimates = self.estimate(td, reward, read.ends, values, time)
         got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in estimates]
         if got != [tuple(reward.shape)] * 2:
@@ -336,7 +335,12 @@ class ValueEstimator(KeyedModule, ABC):
         return source
 
     def _read(
-        self, td: TensorDictBase, masks: dict[Key, Tensor], time: int, target_params: TensorDictBase | None
+        self,
+        td: TensorDictBase,
+        masks: dict[Key, Tensor],
+        mask: Tensor | None,
+        time: int,
+        target_params: TensorDictBase | None,
     ) -> Read:
         """Read and check rewards, ends and values, float32 at least; drops masked rows and those over budget."""
         k = self.tensor_keys
@@ -352,8 +356,8 @@ class ValueEstimator(KeyedModule, ABC):
             value, next_value = (self.value_norm.restore(x) for x in values[:2])
             values = values._replace(value=value, next_value=next_value)
         # the rows that are approximated and dropped, of those that the batch's own masks let through
-        own, dropped = mask_of(masks), None if values.valid is None else ~values.valid
-        own = None if own is None else own.reshape(raw.shape[:-1])
+        dropped = None if values.valid is None else ~values.valid
+        own = None if mask is None else mask.reshape(raw.shape[:-1])
         self._rows = raw[..., 0].numel() if own is None else own.sum()
         self._approximated, self._dropped = (
             x if x is None or own is None else x & own for x in (values.approximated, dropped)
@@ -362,8 +366,7 @@ class ValueEstimator(KeyedModule, ABC):
             from rlcli.objectives.value.shifted import cut_at_dropped
 
             masks[SHIFTED_VALID] = values.valid
-            ends = cut_at_dropped(ends, values.valid, time)
-        mask = mask_of(masks)
+            ends, mask = cut_at_dropped(ends, values.valid, time), mask_of(masks)
         read = Read(reward.to(dtype), ends, values, raw, None if mask is None else expanded(mask, reward))
         check_values(read, (k.reward, k.value), time)
         return read._replace(reward=standardise(read.reward, read.counts)) if self.average_rewards else read
@@ -378,7 +381,7 @@ class ValueEstimator(KeyedModule, ABC):
             advantage = standardise(advantage, read.counts)
         dtype = torch.promote_types(value.dtype, torch.float32)
         for key, x in ((k.advantage, advantage.to(dtype)), (k.value_target, target.to(dtype)), (k.value, value)):
-            td.set(key, zeroed(x, valid))
+            td.set(key, x if valid is None else zeroed(x, valid))
         for key, flags, none in ((APPROXIMATED, self._approximated, False), (SHIFTED_VALID, valid, True)):
             if flags is not None:
                 td.set(key, flags)
