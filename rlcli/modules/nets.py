@@ -170,7 +170,13 @@ class MLP(nn.Sequential):
         refuse(min(sizes) < 1, "a layer needs at least one unit", why=f"the sizes are {sizes}")
         layers: list[nn.Module] = []
         for a, b in zip(sizes[: len(hidden)], hidden, strict=True):
-            layers += [nn.Linear(a, b), _made(make)]
+            layers.append(nn.Linear(a, b))
+            try:
+                layers.append(make())
+            except TypeError as error:
+                raise ConfigError("an activation cannot be made", why=in_words(error), fix="Use nn.Tanh.") from error
+            refuse(not isinstance(layers[-1], nn.Module), "an activation is a module",
+                   why=f"got {type(layers[-1]).__name__}", fix="Use nn.Tanh.", error=ConfigError)  # fmt: skip
         if out_features is not None:
             layers.append(nn.Linear(sizes[-2], out_features))
         super().__init__(*layers)
@@ -179,16 +185,6 @@ class MLP(nn.Sequential):
             orthogonal_(self, gain)
             if out_features is not None:
                 orthogonal_(self[-1], last_gain)
-
-
-def _made(make: Callable[[], nn.Module]) -> nn.Module:
-    try:
-        layer = make()
-    except TypeError as error:
-        raise ConfigError("an activation cannot be made", why=in_words(error), fix="Use nn.Tanh.") from error
-    if not isinstance(layer, nn.Module):
-        raise ConfigError("an activation is a module", why=f"got {type(layer).__name__}", fix="Use nn.Tanh.")
-    return layer
 
 
 def _other_spelling(

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
-from rlcli.kernels.scan import Rate
+from rlcli.kernels.scan import Rate, broadcast_rate
 from rlcli.keys import ACTION, NEXT, SHIFTED_VALID, STEPS_TO_NEXT_OBS, Key, as_tuple, show
 from rlcli.objectives.reduction import MASK_KEYS, may_ask
 
@@ -93,8 +93,11 @@ def ends_of(td: TensorDictBase, keys: Any, time: int, masks: Mapping[Key, Tensor
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
-def need_rate(name: str, rate: Rate) -> Rate:
-    """Check a rate in [0, 1]; a tensor's numbers only where that costs no wait (CPU, not compiled)."""
+def need_rate(name: str, rate: Rate, reward: Tensor | None = None) -> Rate:
+    """Check a rate in [0, 1]; a tensor's numbers only where that costs no wait (CPU, not compiled).
+
+    With a `reward` a tensor is returned in its shape, dtype and device.
+    """
     if not isinstance(rate, Tensor):
         if not isinstance(rate, Real):
             raise ArgumentError(f"{name} must be a number between 0 and 1, or a tensor of such", why=f"got {rate!r}")
@@ -106,7 +109,7 @@ def need_rate(name: str, rate: Rate) -> Rate:
         fits = (seen >= 0) & (seen <= 1)
         if not fits.all():
             raise ArgumentError(f"{name} must be between 0 and 1", why=f"its tensor holds {seen[~fits][0].item():.6g}")
-    return rate
+    return rate if reward is None else broadcast_rate(name, rate, reward)
 
 
 def check_columns(
