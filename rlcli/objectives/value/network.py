@@ -95,12 +95,6 @@ class RowValues(Lowered):
         self._params: TensorDictBase | None = None
         self.key = value_key(network)
 
-    @property
-    def mixes_rows(self) -> bool:
-        """Say whether a row's value depends on which others are in its call: statistics of batches."""
-        parts = (x for x in self.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
-        return any(x.training or x.running_mean is None for x in parts)
-
     def with_parameters(self, params: TensorDictBase) -> RowValues:
         """Swap in other parameters (a target network's) while it is called."""
         other = copy.copy(self)
@@ -220,7 +214,9 @@ def successor_values(
         own = value if target is None else target.rows(seen.root, chunk_rows).unflatten(0, td.shape)
         return _neighbours(value, own, ends, time)
     unused = ends.terminated.reshape(-1) if torch.is_grad_enabled() else None
-    gather = None if two_calls or target is not None or net.mixes_rows else seen.common_gather()
+    norms = (x for x in net.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
+    mixing = any(x.training or x.running_mean is None for x in norms)  # a row's value depends on others in its call
+    gather = None if two_calls or target is not None or mixing else seen.common_gather()
     if gather is not None and not (unused is not None and _may_hold_nan(gather[1])):
         pool, (index, extra) = value.reshape(-1, value.shape[-1]), gather
         if next(iter(extra.values())).shape[0]:

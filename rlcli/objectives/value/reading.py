@@ -43,16 +43,6 @@ class Ends(NamedTuple):
         return cut, terminated
 
 
-class Read(NamedTuple):
-    """Hold the columns that a formula needs of a batch `[*B]`."""
-
-    reward: Tensor  # [*B, F]
-    ends: Ends
-    values: Values  # in units of the reward
-    raw: Tensor  # [*B, F]: the value as the network wrote it
-    counts: Tensor | None  # bool [*B, F]: rows that count; None: all
-
-
 def masks_of(td: TensorDictBase) -> dict[Key, Tensor]:
     """Return what says which rows count, but for what an estimator wrote itself."""
     return {k: x for k in MASK_KEYS if k != SHIFTED_VALID and (x := td.get(k, None)) is not None}
@@ -175,9 +165,11 @@ def _writer(key: Key) -> str:
     return "the collector writes what the env observes"
 
 
-def check_values(read: Read, keys: tuple[Key, Key], time: int) -> None:
+def check_values(
+    reward: Tensor, ends: Ends, values: Values, counts: Tensor | None, keys: tuple[Key, Key], time: int
+) -> None:
     """Refuse values that are not of the reward's shape, and numbers in rows that count that are not finite."""
-    reward, (value, next_value, *_) = read.reward, read.values
+    value, next_value = values[:2]
     names = show(keys[0]), show(keys[1]), f"next {show(keys[1])}"
     for name, x in zip(names[1:], (value, next_value), strict=True):
         if x.shape != reward.shape:  # they would broadcast, and pair wrong steps
@@ -186,12 +178,11 @@ def check_values(read: Read, keys: tuple[Key, Key], time: int) -> None:
                 why=f"{tuple(x.shape)} against {tuple(reward.shape)}",
                 fix="Let the value network write as many numbers a row as there are rewards.",
             )
-    counts = read.counts
     if reward.is_meta or not may_ask(reward):
         return
     if counts is not None and not counts.any():
         raise ArgumentError("no row of the batch counts", why="its masks let none through")
-    next_value = next_value.masked_fill(read.ends.terminated.unsqueeze(-1), 0)
+    next_value = next_value.masked_fill(ends.terminated.unsqueeze(-1), 0)
     for name, x in zip(names, (reward, value, next_value), strict=True):
         seen = x if counts is None else x.masked_fill(~counts, 0)
         if seen.sum().isfinite() or seen.isfinite().all():
