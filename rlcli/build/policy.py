@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -14,13 +14,10 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.keys import unravel
-from rlcli.modules import ActorCritic, build_actor_critic
+from rlcli.modules import ActorCritic, build_actor_critic, recurrent
 from rlcli.modules.build import RECURRENT
 from rlcli.modules.masks import find_action_mask, mask_key_of, with_action_mask
 from rlcli.processes.process import cores
-
-if TYPE_CHECKING:
-    from rlcli.modules.recurrent.modules import Recurrence
 
 WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
 
@@ -42,7 +39,7 @@ def gradient_actor(cfg: CollectConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def recurrence(cfg: CollectConfig) -> Recurrence:
+def recurrence(cfg: CollectConfig) -> recurrent.Recurrence:
     """Return the recurrent layer of the policy."""
     p = cfg.policy
     if p.shared is False:
@@ -54,9 +51,7 @@ def recurrence(cfg: CollectConfig) -> Recurrence:
     options = {
         "recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute
     }  # fmt: skip
-    from rlcli.modules.recurrent.modules import Recurrence  # of no other policy
-
-    return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
+    return recurrent.Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
 
 
 def network_options(cfg: CollectConfig) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
@@ -26,14 +25,12 @@ from torch import nn
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
+from rlcli.modules import recurrent
 from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, action_head, single_action
 from rlcli.modules.masks import with_action_mask
 from rlcli.modules.nets import MLP, front_of, network, observation_keys, seeded
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
-
-if TYPE_CHECKING:
-    from rlcli.modules.recurrent.modules import Recurrence
 
 Activation = str | type[nn.Module]
 
@@ -57,7 +54,7 @@ def build_actor_critic(
     in_keys: Sequence[Key] | None = None,
     action_mask_key: Key | None = None,
     return_log_prob: bool = True,
-    recurrence: Recurrence | None = None,
+    recurrence: recurrent.Recurrence | None = None,
     generator: int | torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> ActorCritic:
@@ -163,7 +160,7 @@ def build_q_actor(
     eps_frames: int = 10_000,
     in_keys: Sequence[Key] | None = None,
     action_mask_key: Key | None = None,
-    recurrence: Recurrence | None = None,
+    recurrence: recurrent.Recurrence | None = None,
     generator: int | torch.Generator | None = None,
 ) -> ActorCritic:
     """An epsilon-greedy actor on action values; `.actor` is `TensorDictSequential(QValueActor, EGreedyModule)`.

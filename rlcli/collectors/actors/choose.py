@@ -96,8 +96,7 @@ def _on_rows(
     if function is None or not all(isinstance(stage.module, nn.Module) for stage in function.stages):
         return "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
     states = states_of(outputs)
-    carries = any(stage.state_keys for stage in function.stages)
-    if (states or carries) and (why := _no_step(function.stages, states)):
+    if (states or any(stage.state_keys for stage in function.stages)) and (why := _no_step(function.stages, states)):
         return why
     written = _written(function.stages, outputs)
     if (family := _loop_family(function, setting.actions)) is None:
