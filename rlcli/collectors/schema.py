@@ -21,6 +21,7 @@ from rlcli.data.next_obs.modes import NEXT, next_in, overflows, shared, stored
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
 from rlcli.keys import (
+    ACTION,
     DONE,
     END_FLAGS,
     POLICY_VERSION,
@@ -125,7 +126,7 @@ class RowSchema:
     # ---- what its rows hold, in any mode -----------------------------------------------------------------------------
     def rows(self, env: EnvBase, lanes: int, steps: int) -> RowSchema:
         """Return the schema of batches `[lanes, steps]` as tensors, of what the consumer gets."""
-        leaves = [*env.full_action_spec.items(True, True), *env.full_observation_spec.items(True, True)]
+        leaves = [(ACTION, env.action_spec), *env.full_observation_spec.items(True, True)]
         choices = {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
         fields = on_torch({**self.fields, **self.late})
         kept = {key: f for key, f in fields.items() if f.stored or f.next != NONE}
