@@ -237,5 +237,4 @@ def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None
     parameters = (id(p) for stage in (*actor, *critic) for p in stage.module.parameters())
     if len(stacks) != 2 or sorted(parameters) != sorted(map(id, flat.parameters)):
         return None  # shared, frozen or further parameters: autograd knows what to do with them
-    keys = nets[0].in_keys[0], nets[1].in_keys[0]
-    return Replayed(Replay(stacks[0]), Replay(stacks[1]), keys, scale, mask)
+    return Replayed(Replay(stacks[0]), Replay(stacks[1]), (nets[0].in_keys[0], nets[1].in_keys[0]), scale, mask)
