@@ -74,6 +74,30 @@ def _packages_are_of_one_file():
     registry.imported[:] = before
 
 
+@pytest.fixture(scope="module", autouse=True)
+def workers_begin_with_what_tests_import():
+    """One fork server serves the workers of all collectors and envs, and has imported what tests do."""
+    from rlcli.processes import worker
+
+    served = worker._served
+
+    def warm(target, theirs, spawn, preload):
+        ours = ["tests.preloaded" if name.startswith("rlcli.") else name for name in preload]
+        return served(target, theirs, spawn, ours)
+
+    worker._served = warm
+    yield served
+    worker._served = served
+
+
+@pytest.fixture
+def cold_workers(workers_begin_with_what_tests_import, monkeypatch) -> None:
+    """Workers of this test begin as a user's do."""
+    from rlcli.processes import worker
+
+    monkeypatch.setattr(worker, "_served", workers_begin_with_what_tests_import)
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()
     gc.enable()
