@@ -24,6 +24,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # files of half a minute or more: one that began late would keep one core busy when the other has nothing left
 LONGEST = ("planning/test_plan.py", "collectors/test_collector_faults.py", "envs/test_worker_faults.py")
+# rooms whose tests fork hundreds of times: with all that is loaded by a suite's end, a fork takes three times as long
+FORKING = ("faults", "data/shared")
 
 
 def pytest_configure(config) -> None:
@@ -46,9 +48,14 @@ def pytest_collection_modifyitems(config, items) -> None:
                 item.add_marker(pytest.mark.slow)
     tests = config.rootpath / "tests"
     first = [tests / file for file in LONGEST]
-    items.sort(  # stable: the others keep their order
-        key=lambda item: first.index(item.path) if item.path in first else len(first) + (item.path.parent != tests)
-    )
+
+    def place(item) -> int:
+        if item.path in first:
+            return first.index(item.path)
+        forks = any(tests / folder in item.path.parents for folder in FORKING)
+        return len(first) + (0 if forks else 1 if item.path.parent == tests else 2)
+
+    items.sort(key=place)  # stable: the others keep their order
 
 
 def pytest_collection_finish() -> None:

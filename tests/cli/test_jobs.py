@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch  # noqa: F401  # a command says that it loads it
 
 import rlcli as package
 from rlcli.errors import ConfigError, EnvError, StoppedSafely
