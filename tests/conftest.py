@@ -86,11 +86,12 @@ def workers_begin_with_what_tests_import():
     """One fork server serves the workers of all collectors and envs, and has imported what tests do."""
     from rlcli.processes import worker
 
-    served = worker._served
+    served, here = worker._served, os.getpid()
 
     def warm(target, theirs, spawn, preload):
-        ours = ["tests.preloaded" if name.startswith("rlcli.") else name for name in preload]
-        return served(target, theirs, spawn, ours)
+        if os.getpid() == here:  # a fork of this process has a server of its own, which few ask
+            preload = ["tests.preloaded" if name.startswith("rlcli.") else name for name in preload]
+        return served(target, theirs, spawn, preload)
 
     worker._served = warm
     yield served
