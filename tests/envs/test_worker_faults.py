@@ -427,7 +427,7 @@ def test_a_replay_that_hangs_is_ended(kind):
 
 @pytest.mark.parametrize("kind", ["serial", "parallel", "caller steps"])
 def test_a_long_try_of_short_steps_is_not_ended(kind):
-    env = several(kind, lambda: Slow(0.006), step_timeout=TIMEOUT)
+    env = several(kind, lambda: Slow(0.004), step_timeout=TIMEOUT)
     began = time.monotonic()
     with Collector(env, None, frames_per_batch=8) as collector:
         collector.set_seed(0, episode_seeds=True)
