@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import math
 import os
 import re
@@ -623,7 +624,29 @@ def test_memory_that_was_freed_before_does_not_hide_what_envs_take(large_env):
     assert one_more(envs_of(cfg)).each == pytest.approx(40 << 20, rel=0.1) and len(left) == 1
 
 
-MEANWHILE = """
+def test_half_the_workers_save_what_a_worker_takes_without_its_envs():
+    overrides = ["total_frames=512", "env.num=6", "env.workers=3"]
+    planned = rlcli.plan(overrides)
+    ram = next(place for place in planned.places if place.name == "RAM")
+    assert ram.need == planned.total + planned.workers
+    assert rlcli.plan(overrides[:2]).workers == 0
+    fewer = rlcli.plan([*overrides[:2], "env.workers=1"])
+    tight = dataclasses.replace(planned, places=[dataclasses.replace(ram, free=ram.need - planned.worker)])
+    line = advice_for(configure("train", overrides), tight, work_out)[0]
+    assert line.startswith("env.workers=1 saves ") and "not enough" not in line
+    assert 2 * planned.worker == pytest.approx(planned.workers - fewer.workers, rel=0.2)
+
+
+# ---- in a process of its own: tests before leave memory that is freed at any time, and that would hold envs ----------
+MANY = {"serial": 1_000, "native": 20_000}
+
+
+def many(mode: str) -> list[str]:
+    return [f"env.num={MANY[mode]}", f"env.mode={mode}", f"total_frames={MANY[mode]}", "run.eval_episodes=0"]
+
+
+MEASURED = """
+import json
 import mmap
 import os
 import sys
@@ -631,9 +654,19 @@ import sys
 import psutil
 import rlcli
 from large_env import LargeEnv
+from rlcli.build.env import build_env
 from rlcli.build.workload import envs_of
 from rlcli.config.compose import configure
 from rlcli.planning.envs import one_more
+from rlcli.processes.memory import process_memory
+
+kept = []
+for words in json.loads(sys.argv[2]):
+    planned = rlcli.plan(words)
+    before = process_memory()[0]
+    kept.append(build_env(configure("train", words).env))
+    kept[-1].reset()
+    print(planned.env_bytes, process_memory()[0] - before)
 
 rlcli.register_env("large")(LargeEnv)
 envs, made = envs_of(configure("train", ["env.id=large", "env.num=2"])), LargeEnv.__init__
@@ -654,59 +687,33 @@ if hasattr(os, "posix_fadvise"):  # pages of files that the system takes back
 """
 
 
-def test_what_goes_meanwhile_does_not_hide_what_envs_take(tmp_path):
-    # in a process of its own: tests before it leave memory that is freed at any time
-    (tmp_path / "library").write_bytes(bytes(100 << 20))
-    program = [sys.executable, "-c", MEANWHILE, tmp_path / "library"]
-    answer = subprocess.run(program, capture_output=True, text=True, cwd=os.path.dirname(__file__))
-    assert answer.returncode == 0, answer.stderr
-    for each in answer.stdout.split():
-        assert int(each) == pytest.approx(40 << 20, rel=0.1)
-
-
-def test_half_the_workers_save_what_a_worker_takes_without_its_envs():
-    overrides = ["total_frames=512", "env.num=6", "env.workers=3"]
-    planned = rlcli.plan(overrides)
-    ram = next(place for place in planned.places if place.name == "RAM")
-    assert ram.need == planned.total + planned.workers
-    assert rlcli.plan(overrides[:2]).workers == 0
-    fewer = rlcli.plan([*overrides[:2], "env.workers=1"])
-    tight = dataclasses.replace(planned, places=[dataclasses.replace(ram, free=ram.need - planned.worker)])
-    line = advice_for(configure("train", overrides), tight, work_out)[0]
-    assert line.startswith("env.workers=1 saves ") and "not enough" not in line
-    assert 2 * planned.worker == pytest.approx(planned.workers - fewer.workers, rel=0.2)
-
-
-MEASURED = """
-import sys
-import rlcli
-from rlcli.config.compose import configure
-from rlcli.build.env import build_env
-from rlcli.processes.memory import process_memory
-
-planned = rlcli.plan(sys.argv[1:])
-before = process_memory()[0]
-env = build_env(configure("train", sys.argv[1:]).env)
-env.reset()
-print(planned.env_bytes, process_memory()[0] - before)
-"""
-
-
 @pytest.fixture(scope="module")
-def compiled():
-    """The first process of a new checkout compiles kernels, and what that frees would hold envs."""
+def measured(tmp_path_factory):
+    """For each of MANY: what was planned for one, what all take; what one takes while other memory is freed."""
+    # the first process of a new checkout compiles kernels, and what that frees would hold envs
     overrides = ["env.num=1", "env.mode=serial", "total_frames=64", "run.eval_episodes=0"]
     rlcli.plan(overrides)
     build_env(configure("train", overrides).env).reset()
+    library = tmp_path_factory.mktemp("library") / "library"
+    library.write_bytes(bytes(100 << 20))
+    program = [sys.executable, "-c", MEASURED, library, json.dumps([many(mode) for mode in MANY])]
+    answer = subprocess.run(program, capture_output=True, text=True, cwd=os.path.dirname(__file__))
+    assert answer.returncode == 0, answer.stderr
+    lines = [list(map(int, line.split())) for line in answer.stdout.splitlines()]
+    return dict(zip(MANY, lines, strict=False)), lines[len(MANY) :]
 
 
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(("mode", "count"), [("serial", 1_000), ("native", 20_000)])
-def test_very_many_envs_are_planned_as_they_are_measured_and_the_advice_names_them(mode, count):
-    overrides = [f"env.num={count}", f"env.mode={mode}", f"total_frames={count}", "run.eval_episodes=0"]
-    # in a process of its own: what this one has freed would hold some of them
-    answer = subprocess.run([sys.executable, "-c", MEASURED, *overrides], capture_output=True, text=True, check=True)
-    each, held = map(int, answer.stdout.split())
+def test_what_goes_meanwhile_does_not_hide_what_envs_take(measured):
+    _, meanwhile = measured
+    assert meanwhile
+    for (each,) in meanwhile:
+        assert each == pytest.approx(40 << 20, rel=0.1)
+
+
+@pytest.mark.parametrize("mode", MANY)
+def test_very_many_envs_are_planned_as_they_are_measured_and_the_advice_names_them(mode, measured):
+    overrides, count = many(mode), MANY[mode]
+    each, held = measured[0][mode]
     drawn = drawn_ahead(1)
     assert each - drawn == pytest.approx(held / count, rel=0.3)
 
