@@ -1,6 +1,7 @@
 """For every test: one thread an operation, hypothesis without a clock, signals as a terminal has them."""
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -9,6 +10,9 @@ from collections import Counter
 # before anything imports torch or numba; subprocesses inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile rlcli anew each
+
+if importlib.util.find_spec("pandas") is None:
+    sys.modules["pandas"] = None  # tensordict looks for it on the disk whenever a module of it writes a tensor
 
 import pytest
 from hypothesis import HealthCheck, settings

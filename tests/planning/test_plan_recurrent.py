@@ -16,7 +16,7 @@ from rlcli.report.peaks import LiveBytes
 QUIET = ["console=off", "run.eval_episodes=0", "logger=none"]
 # no episode ends inside a batch: they are 200 steps long
 BATCHES = [
-    "env.id=Pendulum-v1", "env.num=8", "total_frames=1024", "collector.frames_per_batch=512", "optim.epochs=1",
+    "env.id=Pendulum-v1", "env.num=8", "total_frames=512", "collector.frames_per_batch=512", "optim.epochs=1",
     "sampler.batch_size=256",
 ]  # fmt: skip
 SLICES = [*BATCHES[:2], "total_frames=1536", *BATCHES[3:], "storage=tensor", "sampler=slice", "sampler.slice_len=16"]
