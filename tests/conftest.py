@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 
@@ -21,6 +22,9 @@ settings.register_profile("shared_cores", deadline=None, derandomize=True, suppr
 settings.load_profile("shared_cores")
 
 sys.dont_write_bytecode = False  # each run would rewrite all assertions anew
+# processes are started with the flags of this one: each worker would compile the file of its test
+flags = subprocess._args_from_interpreter_flags
+subprocess._args_from_interpreter_flags = lambda: [flag for flag in flags() if flag != "-B"]
 
 # a suite that was started in the background, or by nohup, would hand on signals that are ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)
