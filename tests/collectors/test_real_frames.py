@@ -245,7 +245,7 @@ def test_one_of_64_envs_that_never_ends_costs_its_own_rows(kind, mode, tmp_path)
     options = {"frames_per_batch": 64 * 20, "trajs_per_batch": 4, "traj_format": "cat", "next_obs": mode}
     with kind(makers[0] if kind is Collector else makers, None, **options) as c:
         steps, batches = 0, iter(c)
-        while steps < 250:
+        while steps < 500:
             piece = next(batches)
             steps = c.frames // 64
         row = sum(torch.as_tensor(x).nbytes for x in piece.values(True, True)) / len(piece)
