@@ -1,14 +1,19 @@
 """For every test: one thread an operation, hypothesis without a clock, signals as a terminal has them."""
 
 import gc
+import importlib.util
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 
 # before anything imports torch or numba; subprocesses inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile rlcli anew each
+
+if importlib.util.find_spec("pandas") is None:
+    sys.modules["pandas"] = None  # tensordict looks for it on the disk whenever a module of it writes a tensor
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +22,9 @@ settings.register_profile("shared_cores", deadline=None, derandomize=True, suppr
 settings.load_profile("shared_cores")
 
 sys.dont_write_bytecode = False  # each run would rewrite all assertions anew
+# processes are started with the flags of this one: each worker would compile the file of its test
+flags = subprocess._args_from_interpreter_flags
+subprocess._args_from_interpreter_flags = lambda: [flag for flag in flags() if flag != "-B"]
 
 # a suite that was started in the background, or by nohup, would hand on signals that are ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)

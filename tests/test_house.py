@@ -98,7 +98,7 @@ def measured_walks(folder: Path, recipes: Iterable[str] = WALKS) -> dict[str, tu
         words = ["train", f"recipe={recipe}", f"run.dir={place / 'run'}", "console=off", "logger=none"]
         programs[recipe] = (COUNTING.format(root=f"{PACKAGE}{os.sep}", words=words), place)
     found = {}
-    for recipe, ran in run_forked(programs, Path(tempfile.mkdtemp(dir=folder)), loaded="numba, torch").items():
+    for recipe, ran in run_forked(programs, Path(tempfile.mkdtemp(dir=folder))).items():
         assert ran.returncode == 0, ran.stderr
         functions, files = json.loads(ran.stdout.splitlines()[-1])
         found[recipe] = functions, files
