@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 from rlcli.collectors.schema import row_specs
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
-from rlcli.data.fields import columns_of, fields_of
+from rlcli.data.fields import columns_of
 from rlcli.data.next_obs.modes import codes, keeps_none
 from rlcli.data.stored import Place, copy_rows, find, holds_differences
 from rlcli.envs import EnvBase
@@ -122,7 +122,7 @@ def _unknown_successors(place: Place) -> Iterator[str]:
 
 
 def _other_keys(wanted: dict[Key, Field], source: TensorDictReplayBuffer) -> list[str]:
-    found = fields_of(columns_of(source[[0]]))
+    found = {key: Field.of(column) for key, column in columns_of(source[[0]]).items()}
     missing = [show(key) for key in wanted if key not in found]
     differences = [f"they lack {', '.join(missing)}, and hold {', '.join(map(show, found))}"] if missing else []
     for key, field in wanted.items():

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rlcli.data.fields import fields_of
+from rlcli.specs.field import Field
 
 KEYS = ("observation", "flag", ("next", "reward"), ("nested", "pixels"))
 
@@ -27,7 +27,7 @@ def columns(count: int, seed: int) -> dict:
 
 
 def fields() -> dict:
-    return fields_of(columns(1, 0))
+    return {key: Field.of(column) for key, column in columns(1, 0).items()}
 
 
 def same(a, b) -> bool:

@@ -114,17 +114,12 @@ class IndexArrays:
         larger = np.concatenate((self.slots, np.empty(slots - len(self.slots), np.int64)))
         self.pool.grow(slots)
         self.slots = larger
-        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.address, self.pool.slot_width
-
-    def use_pool(self, pool: SidePool) -> None:
-        """Go on with the same slots in another form."""
-        self.pool = pool
-        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = pool.address, pool.slot_width
+        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.memory.ctypes.data, self.pool.slot_width
 
     def find_pool(self) -> None:
-        """Note where the copied pool lies, after the arrays were copied."""
+        """Note where the pool lies, after it was copied or its slots took another form."""
         if self.pool is not None:
-            self.scalars[layout.POOL] = self.pool.address
+            self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.memory.ctypes.data, self.pool.slot_width
 
     # ---- for `remark`, where rows are stored already -----------------------------------------------------------
     def begin(self, other: IndexArrays) -> None:

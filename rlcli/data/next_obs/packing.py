@@ -16,8 +16,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.data.next_obs.rows import Rows, Successors
-from rlcli.data.next_obs.sparse import Sparse, is_sparse, sparse_of, sparse_rows
+from rlcli.data.next_obs.rows import Rows, Successors, is_sparse
+from rlcli.data.next_obs.sparse import Sparse, sparse_of, sparse_rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import NEXT, Key, as_tuple, under_next, unravel
 

@@ -1,8 +1,8 @@
 """Observations and their next ones as a ring sees them: compared by their bytes, and what no stored row stands for.
 
 `Pairs` lays a batch out for the pass that compares; `SidePool` keeps the next observations that no row can stand for,
-one packed row of all keys a slot (which slots are in use is the index's affair); `Unfollowed` warns where these are
-so many that `exact` saves little.
+one packed row of all keys a slot (which slots are in use is the index's affair); `count_unfollowed` warns where
+these are so many that `exact` saves little.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlcli import kernels
-from rlcli.data.fields import bytes_of, column_offsets
+from rlcli.data.fields import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.kernels.index import PAIRED, UNFOLLOWED
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
@@ -142,15 +142,11 @@ class SidePool:
     def __init__(self, fields: Mapping[Key, Field], choices: Collection[Key] = ()) -> None:
         # of `choices`, keys of one-hot rows, a slot holds the index, int32
         self.fields, self.choices = dict(fields), frozenset(choices)
-        kept = {key: _PLACE if key in self.choices else field for key, field in self.fields.items()}
-        self.widths = np.array([field.width for field in kept.values()], np.int64)  # int64 [K]: bytes of a key
-        offsets, self.slot_width = column_offsets(kept, 1)  # int64 [K]: where it begins in a slot
-        self.offsets = np.array([*offsets.values()], np.int64)
+        kept = [_PLACE if key in self.choices else field for key, field in self.fields.items()]
+        self.widths = np.array([field.width for field in kept], np.int64)  # int64 [K]: bytes of a key
+        self.slot_width = int(self.widths.sum())
+        self.offsets = np.cumsum(self.widths) - self.widths  # int64 [K]: where it begins in a slot
         self.memory = np.empty((0, self.slot_width), np.uint8)
-
-    @property
-    def address(self) -> int:
-        return self.memory.ctypes.data
 
     def grow(self, slots: int) -> None:
         """Make room for at least this many slots; those that are there keep their number."""
@@ -190,34 +186,27 @@ class SidePool:
         if plain:
             chosen = [keys.index(key) for key in plain]
             targets = np.array([column.data_ptr() for column in plain.values()], np.int64)
-            kernels.index.read.patch(
-                places, self.address, self.slot_width, self.offsets[chosen], self.widths[chosen], targets
-            )
+            address, offsets, widths = self.memory.ctypes.data, self.offsets[chosen], self.widths[chosen]
+            kernels.index.read.patch(places, address, self.slot_width, offsets, widths, targets)
         at = np.flatnonzero(places < 0)
         for key in columns.keys() - plain.keys():
             column = columns[key]
             column[torch.from_numpy(at).to(column.device)] = self.column(key, -1 - places[at]).to(column.device)
 
 
-class Unfollowed:
-    """Count the rows that the row below does not follow, until it has `warned`, once."""
-
-    def __init__(self) -> None:
-        self.warned, self._rows, self._paired = False, 0, 0
-
-    def count(self, scalars: np.ndarray, shape: Sequence[int]) -> None:
-        """Note the last write: rows above another one of their lane, and how many of those it does not follow."""
-        self._rows, self._paired = self._rows + int(scalars[UNFOLLOWED]), self._paired + int(scalars[PAIRED])
-        if self._paired < _FEW:
-            return
-        if 4 * self._rows > self._paired:
-            self.warned = True
-            warnings.warn(
-                f"{self._rows} of {self._paired} rows are not followed by their own next observation (the last batch "
-                f"was {list(shape)}): these are kept apart, exactly, but cost what next_obs=full costs. Store batches "
-                "as they were collected, time last and not shuffled (batch.reshape(-1) of [envs, time] is fine), and "
-                "transform observations in the env or when sampling. Very short episodes are better kept with "
-                "next_obs=full.",
-                stacklevel=4,
-            )
-        self._rows = self._paired = 0
+def count_unfollowed(before: tuple[int, int], scalars: np.ndarray, shape: Sequence[int]) -> tuple[int, int] | None:
+    """Count, after a write, the rows above another one of their lane that it does not follow, and all; None: warned."""
+    rows, paired = before[0] + int(scalars[UNFOLLOWED]), before[1] + int(scalars[PAIRED])
+    if paired < _FEW:
+        return rows, paired
+    if 4 * rows <= paired:
+        return 0, 0
+    warnings.warn(
+        f"{rows} of {paired} rows are not followed by their own next observation (the last batch "
+        f"was {list(shape)}): these are kept apart, exactly, but cost what next_obs=full costs. Store batches "
+        "as they were collected, time last and not shuffled (batch.reshape(-1) of [envs, time] is fine), and "
+        "transform observations in the env or when sampling. Very short episodes are better kept with "
+        "next_obs=full.",
+        stacklevel=4,
+    )
+    return None

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from rlcli.data.next_obs.structural import JOINS, RULES, joined
 from rlcli.errors import ArgumentError
+from rlcli.keys import DELTA_KEPT, NEXT, Key, as_tuple
 
 aten = torch.ops.aten
 _SMALL = 1 << 16  # bytes that are copied faster than three more torch calls start
@@ -322,6 +323,11 @@ def _written(func: Any) -> list[tuple[int, str]]:
     """Return position and name of the arguments an operation writes to."""
     arguments = func._schema.arguments
     return [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+
+
+def is_sparse(key: Key, column: Tensor | None = None) -> bool:
+    """Say whether a key, or what a batch has under it, is a column of few rows (`rlcli.data.next_obs.sparse`)."""
+    return as_tuple(key)[:2] == (NEXT, DELTA_KEPT) or (isinstance(column, Rows) and column.sparse)
 
 
 def _refuse(what: str) -> NoReturn:

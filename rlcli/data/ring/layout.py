@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import check_fit, fields_of
+from rlcli.data.fields import check_fit
 from rlcli.data.next_obs.pairs import observation_keys
 from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError, MissingKeyError
@@ -136,29 +136,16 @@ class RingLayout:
     stacked: Mapping[Key, int] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, fields: Mapping[Key, Field], lane_shape: torch.Size, exact: bool, asked: Asked,
-        stacked: Mapping[Key, int] | None = None,
-    ) -> RingLayout:  # fmt: skip
-        """Return the layout of rows with these fields."""
-        keys = observation_keys(fields)
-        return cls(fields, lane_shape, Markers.among(fields, *asked), keys, exact and bool(keys), stacked or {})
-
-    @classmethod
     def of_batch(
         cls, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int, asked: Asked, next_obs: str,
         frame_stack: int | Mapping[Key, int] | None,
     ) -> RingLayout:  # fmt: skip
         """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims."""
-        fields, lane_shape = fields_of(columns, len(lead)), _lane_shape(lead, ndim)
+        fields, lane_shape = {key: Field.of(x, len(lead)) for key, x in columns.items()}, _lane_shape(lead, ndim)
         stacked = {} if frame_stack is None else _stacked(fields, frame_stack)
         lazy = bool(stacked) or any(isinstance(column, Rows) for column in columns.values())
-        return cls.of(fields, lane_shape, next_obs == "exact" or (next_obs == "auto" and lazy), asked, stacked)
-
-    @property
-    def lanes(self) -> int:
-        """Count the rows of a step."""
-        return math.prod(self.lane_shape)
+        keys, once = observation_keys(fields), next_obs == "exact" or (next_obs == "auto" and lazy)
+        return cls(fields, lane_shape, Markers.among(fields, *asked), keys, once and bool(keys), stacked)
 
     def check(self, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int) -> None:
         """Refuse columns ``[*lead, *F]`` of another layout."""

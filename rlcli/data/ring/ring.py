@@ -25,9 +25,8 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.data.fields import check_fit, columns_of, nested
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.next_obs.pairs import SidePool
-from rlcli.data.next_obs.rows import Rows
-from rlcli.data.next_obs.sparse import Sparse
+from rlcli.data.next_obs.pairs import SidePool, count_unfollowed
+from rlcli.data.next_obs.rows import Rows, is_sparse
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.layout import NO_ASK, NOTHING, Asked, Markers, RingLayout, agreed
 from rlcli.data.ring.plans import MOST, ReadPlan, WritePlan
@@ -40,6 +39,7 @@ from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes import Code
+    from rlcli.data.next_obs.sparse import Sparse
     from rlcli.data.ring.stacks import FrameStacks
 
 
@@ -105,11 +105,11 @@ class Ring:
     @property
     def sparse_keys(self) -> tuple[Key, ...]:
         """Return the columns that are read beside the fields: they hold something in few rows."""
-        return tuple(self.contents.sparse)
+        return tuple(self.contents.sparse or ())
 
     def sparse_fields(self) -> dict[Key, tuple[Field, int]]:
         """Return what a row of each of those is, and the bytes that the column takes."""
-        return self.contents.sparse.of_keys()
+        return {} if self.contents.sparse is None else self.contents.sparse.of_keys()
 
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
         return self.contents.steps_from_state(rows)
@@ -137,7 +137,7 @@ class Ring:
     @property
     def base(self) -> int:
         """Return the oldest live step."""
-        return self.contents.index.base
+        return self.contents.space.base(self.contents.index.cursor)
 
     @property
     def cursor(self) -> int:
@@ -150,8 +150,12 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of rows, index and side pool."""
-        return self.contents.nbytes
+        """Return the bytes of rows, and of all that lies beside them."""
+        contents = self.contents
+        pool = 0 if contents.pool is None else contents.pool.memory.nbytes
+        few = 0 if contents.sparse is None else sum(column.nbytes for column in contents.sparse.values())
+        stacks = sum(stack.nbytes for stack in contents.stacks.values())
+        return self.storage.nbytes + contents.index.arrays.nbytes + pool + few + stacks
 
     # ---- trajectories ------------------------------------------------------------------------------------------
     def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = (), *, some: bool = False) -> None:
@@ -179,7 +183,7 @@ class Ring:
                 self.writes.clear()  # rows that are stored may lie elsewhere
                 self.reads = None
                 contents.layout = layout
-                contents.use(index, pool, pairs)
+                contents.index, contents.pool, contents.pairs = index, pool, pairs
             raise
         finally:
             self._who = outer
@@ -204,8 +208,8 @@ class Ring:
         plan = self.writes.get(lead)
         rows = None if plan is None else plan.write(contents, batch)
         if rows is not None:
-            if contents.layout.exact and not contents.unfollowed.warned:
-                contents.unfollowed.count(contents.index.arrays.scalars, lead)
+            if contents.layout.exact and contents.unfollowed is not None:
+                contents.unfollowed = count_unfollowed(contents.unfollowed, contents.index.arrays.scalars, lead)
             return rows
         with self._whole_write(lead.numel()):
             given = columns_of(batch)
@@ -226,8 +230,13 @@ class Ring:
 
     def _few(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
         """Take the columns that hold something in few rows out of those of a batch."""
-        contents = self.contents
-        sparse = contents.sparse.take(given, batch_dims)
+        contents, known = self.contents, self.contents.sparse
+        keys = [key for key, column in given.items() if (known and key in known) or is_sparse(key, column)]
+        if not keys and known is None:
+            return {}
+        from rlcli.data.next_obs.sparse import SparseColumns, nothing_of, sparse_of
+
+        sparse = {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in keys}
         for key in sparse:
             if key in contents.layout.fields:
                 raise ArgumentError(
@@ -236,7 +245,7 @@ class Ring:
                     "clone() holds NaN in the others. Or call empty(fields=True) first.",
                 )
         if contents.layout.fields:
-            contents.sparse.check(sparse)
+            (SparseColumns() if known is None else known).check(sparse)
         return sparse
 
     def _begin(self, columns: Mapping[Key, Tensor], lead: torch.Size) -> Contents:
@@ -304,7 +313,7 @@ class Ring:
 
     def clear(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
-        layout, codes, sparse = self.contents.layout, self.contents.codes, self.contents.sparse.emptied()
+        layout, codes, sparse = self.contents.layout, self.contents.codes, self.contents.sparse
         try:
             self.storage.clear()
         finally:  # a storage that cannot take its files away holds no rows either
@@ -313,7 +322,7 @@ class Ring:
             self.contents = Contents(self.storage, NOTHING)
         if not fields and layout.fields:
             self.lay_out(layout, codes)
-            self.contents.sparse = sparse
+            self.contents.sparse = None if sparse is None else sparse.emptied()
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> TensorDictBase:

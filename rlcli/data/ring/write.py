@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rlcli import kernels
 from rlcli.data.fields import bytes_of
+from rlcli.data.next_obs.pairs import count_unfollowed
 from rlcli.data.next_obs.rows import Rows
-from rlcli.data.next_obs.sparse import Sparse
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.layout import Markers
 from rlcli.data.storages.storage import by_row
@@ -29,6 +29,9 @@ from rlcli.data.storages.tensor import sample_memory
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
 from rlcli.specs.field import Field
+
+if TYPE_CHECKING:
+    from rlcli.data.next_obs.sparse import Sparse
 
 
 def write(
@@ -54,8 +57,8 @@ def write(
     with uninterrupted():
         for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
             stop = min(start + space.steps, length)
-            base, cursor = contents.index.base, contents.index.cursor
-            new_base = space.base(cursor + stop - start)
+            cursor = contents.index.cursor
+            base, new_base = space.base(cursor), space.base(cursor + stop - start)
             piece = (pairs.table, form, where, ids, ends, length, per_env, start, stop)
             with room_for(count):  # all of it before anything is written over
                 promoted = {key: s.promote(contents.storage, base, cursor, new_base) for key, s in stacks.items()}
@@ -68,12 +71,12 @@ def write(
                 stacks[key].follow(
                     contents.storage, columns[key], contents.index, cursor, length, per_env, start, stop, kept
                 )  # fmt: skip
-            if contents.layout.exact and not contents.unfollowed.warned:
-                contents.unfollowed.count(contents.index.arrays.scalars, lead)
+            if contents.layout.exact and contents.unfollowed is not None:
+                contents.unfollowed = count_unfollowed(contents.unfollowed, contents.index.arrays.scalars, lead)
         pairs.batch = []
         first = contents.index.cursor - length
         if sparse or contents.sparse:
-            contents.sparse.put(sparse, space.numbers(first, length), contents.first)
+            contents.put_few(sparse, space.numbers(first, length))
     return space.rows(first, length)
 
 
@@ -151,7 +154,7 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
             packed[key] = stacks[key].newest(stored[key])
         contents.storage.scatter(rows, packed)
         if sparse or contents.sparse:
-            contents.sparse.put(sparse, numbers, contents.first)
+            contents.put_few(sparse, numbers)
 
 
 def _changed(contents: Contents, rows: np.ndarray, columns: Mapping[Key, Tensor], keys: Iterable[Key]) -> np.ndarray:
@@ -227,7 +230,7 @@ def remark(contents: Contents, markers: Markers) -> None:
     for stacks in contents.stacks.values():
         stacks.forget_tips()
     contents.layout = layout
-    contents.use(index, pool, pairs)
+    contents.index, contents.pool, contents.pairs = index, pool, pairs
 
 
 def _apart(contents: Contents, *, unexplained: bool) -> np.ndarray:

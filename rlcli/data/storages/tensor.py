@@ -24,6 +24,7 @@ from rlcli import kernels
 from rlcli.data.storages.storage import Again, PlainColumns, State, Storage, by_row, contiguous
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
+from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Linux's MAP_NORESERVE, which Python names from 3.13 on
@@ -64,7 +65,7 @@ class LazyTensorStorage(Storage):
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}
         self._memory = None
-        if self.is_ours and self.device.type == "cpu":  # of a subclass nobody knows what it changes
+        if own(self) and self.device.type == "cpu":  # of a subclass nobody knows what it changes
             self._memory = PlainColumns(dict(zip(self.fields, self._addresses.tolist(), strict=True)), self.written)
 
     def _exchange(
@@ -165,7 +166,7 @@ class LazyTensorStorage(Storage):
         return self._memory
 
     def private(self) -> str | None:
-        return None if self.is_ours and self.device.type == "cpu" else super().private()
+        return None if own(self) and self.device.type == "cpu" else super().private()
 
     def clear(self) -> None:
         self.fields, self._columns, self._memory, self.capacity = {}, {}, None, self.max_size

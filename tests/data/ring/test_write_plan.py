@@ -10,7 +10,7 @@ from ring_model import check
 from tensordict import TensorDict
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
-from rlcli.data.ring.plans import Form, alike, is_plain_batch, plainly_alike
+from rlcli.data.ring.plans import alike, form_of, plainly_alike
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.kernels.index import PAIRED, UNFOLLOWED
 
@@ -202,11 +202,11 @@ def test_alike_is_what_its_plain_twin_says():
 
 def test_a_form_is_of_plain_tensors_only():
     batch = TensorDict({"x": torch.zeros(3), "y": {"z": torch.zeros(3, 1)}}, [3])
-    form = Form(batch)
-    assert form.keys == ["x", ("y", "z")]
-    assert [x is y for x, y in zip(form.tensors(batch), (batch["x"], batch["y", "z"]), strict=True)] == [True, True]
-    assert form.tensors(batch.clone().set("w", torch.zeros(3))) is None
-    assert form.tensors(batch.clone().set(("y", "w"), torch.zeros(3))) is None
-    assert form.tensors(TensorDict({"x": torch.zeros(3), "y": torch.zeros(3, 1)}, [3])) is None
-    assert not is_plain_batch(batch.clone().set("word", "a word"))
-    assert not is_plain_batch(TensorDict.lazy_stack([batch, batch]))
+    keys, tensors = form_of(batch)
+    assert keys == ["x", ("y", "z")]
+    assert [x is y for x, y in zip(tensors(batch), (batch["x"], batch["y", "z"]), strict=True)] == [True, True]
+    assert tensors(batch.clone().set("w", torch.zeros(3))) is None
+    assert tensors(batch.clone().set(("y", "w"), torch.zeros(3))) is None
+    assert tensors(TensorDict({"x": torch.zeros(3), "y": torch.zeros(3, 1)}, [3])) is None
+    assert form_of(batch.clone().set("word", "a word")) is None
+    assert form_of(TensorDict.lazy_stack([batch, batch])) is None
