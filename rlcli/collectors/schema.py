@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from rlcli.data.next_obs.modes import NEXT, next_in, overflows, shared, stored
+from rlcli.data.next_obs.modes import KEEPS, next_in, overflows, shared, stored
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
 from rlcli.keys import (
@@ -80,7 +80,7 @@ class RowSchema:
 
     @property
     def next(self) -> str:
-        return NEXT[self.mode]
+        return KEEPS[self.mode]
 
     @cached_property
     def with_next(self) -> list[Key]:

@@ -21,7 +21,7 @@ from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.folder import JOURNAL
 from rlcli.data.files.dumps import FOLDERS
 from rlcli.data.files.row_files import SavedRows
-from rlcli.data.next_obs.modes import keeps_none
+from rlcli.data.next_obs.modes import KEEPS
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.storages.row_journal import unfinished
@@ -33,6 +33,7 @@ from rlcli.keys import DONE, NEXT, REWARD, TERMINATED, TRAJ_IDS, Key, show, unra
 from rlcli.runs import checkpoint
 from rlcli.runs.checkpoint import gone_before
 from rlcli.runs.folder import CHECKPOINTS, RUN, Run, nothing_saved
+from rlcli.specs.field import NONE
 
 LONG = ("observations", "config", "versions", "specs")  # of the header: more than a line
 PART = 4096  # rows that are looked at together
@@ -179,7 +180,7 @@ def _rows(batch: TensorDictBase, key: Key) -> np.ndarray | None:
 
 def _compact(segments: SegmentReader, inspection: Inspection) -> None:
     """Add the bytes that `memory=compact` left out to `full`, and count rows without a next observation."""
-    if not keeps_none(segments.metadata.get("next_obs")) or inspection.trajectories is None:
+    if KEEPS.get(segments.metadata.get("next_obs", "")) != NONE or inspection.trajectories is None:
         return
     observed = [show(unravel(tuple(key))) for key in segments.metadata.get("observations", [])]
     for facts in [facts for facts in inspection.keys if facts.key in observed]:

@@ -15,6 +15,7 @@ inference mode, cannot.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
@@ -83,7 +84,7 @@ class Rows(Tensor):
             Their next observations.
         """
         batch = obs.shape[: obs.ndim - extra.ndim + 1]
-        where = ends if isinstance(ends, Successors) else Successors(batch, ends)
+        where = ends if isinstance(ends, Successors) else Successors.checked(batch, ends)
         if where.shape != batch or len(where.positions) != len(extra):
             raise ArgumentError(
                 "these ends do not fit the batch",
@@ -337,12 +338,17 @@ def _refuse(what: str) -> NoReturn:
 
 
 # ---- where each row's successor lies ------------------------------------------------------------------------------
+@dataclass(eq=False, slots=True)
 class Successors:
     """Map a batch in storage order to its successors: the row below, except at a few positions."""
 
-    __slots__ = ("_index", "positions", "shape")
+    shape: torch.Size
+    positions: Tensor  # int32 [E], ascending, the last row among them: successor j is extra row j
+    _index: Tensor | None = None
 
-    def __init__(self, shape: torch.Size, positions: Tensor) -> None:
+    @classmethod
+    def checked(cls, shape: torch.Size, positions: Tensor) -> Successors:
+        """Make one of positions that came from elsewhere."""
         count = math.prod(shape)
         last = int(positions[-1]) if len(positions) else -1
         if last != count - 1 or (
@@ -351,18 +357,7 @@ class Successors:
             raise ArgumentError(
                 "ends must ascend and finish with the last row", why=f"got {positions.tolist()[-5:]} of {count} rows"
             )
-        self.shape, self.positions = (
-            shape,
-            positions.to(torch.int32),
-        )  # int32 [E], ascending, the last row among them: successor j is extra row j
-        self._index: Tensor | None = None
-
-    @classmethod
-    def trusted(cls, shape: torch.Size, positions: Tensor) -> Successors:
-        """Make one of positions that were just computed in order: nothing is checked."""
-        new = cls.__new__(cls)
-        new.shape, new.positions, new._index = shape, positions, None
-        return new
+        return cls(shape, positions.to(torch.int32))
 
     @property
     def index(self) -> Tensor:
