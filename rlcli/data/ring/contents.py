@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlcli.data.fields import bytes_of, listed_fields
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.next_obs.pairs import Pairs, SidePool, indices_of
+from rlcli.data.next_obs.pairs import Pairs, indices_of
 from rlcli.data.ring.layout import RingLayout
 from rlcli.data.ring.space import RingSpace
 from rlcli.data.storages.storage import PlainColumns, Storage
@@ -47,11 +47,10 @@ class Contents:
                 "the storage is smaller than one step of all envs", why=f"max_size {storage.max_size}, {lanes} envs"
             )
         self.choices: list[Key] = []  # one-hot observations, whose next ones are kept as indices
-        self.index: TrajectoryIndex  # which rows belong together
-        self.pool: SidePool | None  # next observations that are no row's; None where they are unknown
-        self.pairs: Pairs  # observations and next ones, as the index compares them
+        self.index: TrajectoryIndex  # which rows belong together; its `pool` are the pairs, if there are any
+        self.pairs: Pairs  # observations and next ones, as the index compares them, and those that are no row's
         self.space = RingSpace(storage.max_size // lanes, lanes)
-        self.index, self.pool, self.pairs = self.new_index(layout)
+        self.index, self.pairs = self.new_index(layout)
         self.stacks: dict[Key, FrameStacks] = {}
         # what of a row is stored, packed or as it is
         self.stored = {k: field for k, field in layout.fields.items() if not (layout.exact and k in self.pairs.nexts)}
@@ -67,16 +66,12 @@ class Contents:
         self.sparse: SparseColumns | None = None  # columns that hold something in few rows
         self.unfollowed: tuple[int, int] | None = (0, 0)  # see `count_unfollowed`
 
-    def new_index(self, layout: RingLayout) -> tuple[TrajectoryIndex, SidePool | None, Pairs]:
-        """Return an empty index of such rows, and what it writes to and reads from."""
-        found, fields = layout.observations, layout.fields
-        pool = SidePool({key: fields[key] for key in found}, self.choices) if found else None
-        pairs = Pairs(found, fields, pool)
-        has_ids = layout.markers.traj_key is not None
-        index = TrajectoryIndex(
-            self.space.steps, self.space.lanes, has_ids=has_ids, pool=pool, exact=layout.exact
-        )  # fmt: skip
-        return index, pool, pairs
+    def new_index(self, layout: RingLayout) -> tuple[TrajectoryIndex, Pairs]:
+        """Return an empty index of such rows, and what it reads from."""
+        pairs = Pairs({key: layout.fields[key] for key in layout.observations}, self.choices)
+        pool, has_ids = pairs if pairs.keys else None, layout.markers.traj_key is not None
+        space = self.space
+        return TrajectoryIndex(space.steps, space.lanes, has_ids=has_ids, pool=pool, exact=layout.exact), pairs
 
     def pack_by(self, codes: Sequence[Code]) -> None:
         """Pack keys by these codes, next observations of one-hot ones as indices; before the first row."""
@@ -88,16 +83,13 @@ class Contents:
         hot = {code.key for code in codes if code.kind == ONE_HOT and not fields[code.key].dtype.is_floating_point}
         self.choices = [key for key in self.layout.observations if key in hot and fields[key].width > 4]
         if self.choices:
-            self.index, self.pool, self.pairs = self.new_index(self.layout)
+            self.index, self.pairs = self.new_index(self.layout)
 
     def keep_whole(self) -> None:
         """Keep next observations as they are from now on: one is not one-hot."""
-        assert self.pool is not None
         self.choices = []
-        pool = self.pool.whole()
-        self.pool, self.pairs = pool, Pairs(self.layout.observations, self.layout.fields, pool)
-        self.index.arrays.pool = pool
-        self.index.arrays.find_pool()
+        self.pairs = self.index.pool = self.pairs.whole()
+        self.index.find_pool()
 
     def fit(self, columns: Mapping[Key, Tensor]) -> None:
         """Keep next observations whole if rows ``[N, *F]`` about to be written are not all one-hot."""
@@ -190,7 +182,7 @@ class Contents:
             for root in both:
                 out[root], found[root] = self.stacks[root].read(self.storage, self.index.base, [rows, below])
             if patched:
-                self.pool.patch(places, found)  # type: ignore[union-attr]
+                self.pairs.patch(places, found)
             for key, root in nexts.items():
                 out[key] = found[root]
         return {key: out[key] for key in wanted}
@@ -246,14 +238,14 @@ class Contents:
     # ---- a write that is taken back ----------------------------------------------------------------------------
     def before(self, rows: np.ndarray | None = None) -> Callable[[], None]:
         """Return what brings back all of this as it is now, with `rows` (int64 `[N]`) about to be written over."""
-        index, pool, stacks, sparse = copy.deepcopy((self.index, self.pool, self.stacks, self.sparse))
-        choices, pairs, unfollowed, coded = self.choices, self.pairs, self.unfollowed, self.coded
+        index, pairs, stacks, sparse = copy.deepcopy((self.index, self.pairs, self.stacks, self.sparse))
+        choices, unfollowed, coded = self.choices, self.unfollowed, self.coded
         written_over = None if rows is None else self.storage.gather(rows)
 
         def bring_back() -> None:
             self.stacks, self.unfollowed, self.sparse, self.choices = stacks, unfollowed, sparse, choices
-            self.index, self.pool, self.pairs = index, pool, pairs
-            self.index.arrays.find_pool()
+            self.index, self.pairs = index, pairs
+            self.index.find_pool()
             self.storage.take_back(self.index.cursor * self.space.lanes)
             if rows is not None and written_over is not None:
                 columns, now = self.as_coded(coded, written_over), self.storage.gather(rows)
@@ -269,11 +261,11 @@ class Contents:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Return all but the storage's columns: tensors, and plain values that JSON can hold."""
-        layout, storage, pool = self.layout, self.storage, self.pool
+        layout, storage, pairs = self.layout, self.storage, self.pairs
         shape = {"max_size": storage.max_size, "ndim": storage.ndim}
         if not layout.fields:
             return {"fields": [], **shape}
-        slots = np.empty((0, 0), np.uint8) if pool is None else pool.memory[self.index.arrays.used_slots()]
+        slots = pairs.memory[self.index.used_slots()] if pairs.keys else np.empty((0, 0), np.uint8)
         return {
             "fields": listed_fields(layout.fields),
             **shape,
@@ -282,7 +274,7 @@ class Contents:
             "observations": [list(as_tuple(key)) for key in layout.observations],
             "markers": layout.markers.state(),
             "codes": [] if self.coded is None else self.coded.state(),
-            "index": self.index.arrays.state_dict(),
+            "index": self.index.state_dict(),
             "slots": torch.from_numpy(slots),
             "sparse": [] if self.sparse is None else self.sparse.state_dict(self.first),
             "stacks": [[list(as_tuple(key)), s.frames, s.state_dict()] for key, s in self.stacks.items()],
@@ -301,16 +293,16 @@ class Contents:
         for (_, _, mine), stacks in zip(state["stacks"], self.stacks.values(), strict=True):
             stacks.load_state_dict(mine)
         slots = state["slots"].numpy()
-        if self.choices and slots.shape[1] != self.pool.slot_width:  # type: ignore[union-attr]
+        if self.choices and slots.shape[1] != self.pairs.slot_width:
             self.keep_whole()  # saved before there were choices
-        if self.pool is not None and slots.shape[1] != self.pool.slot_width:
-            raise Misfit(f"slots have {slots.shape[1]} bytes, {self.pool.slot_width} are needed")
+        if self.pairs.keys and slots.shape[1] != self.pairs.slot_width:
+            raise Misfit(f"slots have {slots.shape[1]} bytes, {self.pairs.slot_width} are needed")
         check_index(state["index"], self.space.lanes, len(slots))
-        self.index.arrays.load_state_dict(state["index"])
+        self.index.load_state_dict(state["index"])
         if state["sparse"]:
             from rlcli.data.next_obs.sparse import SparseColumns
 
             self.sparse = SparseColumns()
             self.sparse.load_state_dict(state["sparse"])
-        if self.pool is not None:
-            self.pool.memory[: len(slots)] = slots
+        if self.pairs.keys:
+            self.pairs.memory[: len(slots)] = slots

@@ -159,10 +159,10 @@ class WritePlan:
             return None
         self._point(self._addresses, 0, *map(Tensor.data_ptr, tensors))
         rows = np.empty(self._count, np.int64)
-        while not self._kernel(*self._index.arrays.passed, *self._arrays, rows):
+        while not self._kernel(*self._index.passed, *self._arrays, rows):
             with room_for(self._count):
-                self._index.arrays.grow()
-        self._index.arrays.version += 1
+                self._index.grow()
+        self._index.version += 1
         return rows
 
 
@@ -198,7 +198,7 @@ class ReadPlan:
         }
         targets = np.empty(len(out), np.int64)
         self._targets.pack_into(targets.data, 0, *map(Tensor.data_ptr, out.values()))
-        scalars, runs, lanes, bits = self.index.arrays.of_rows
+        scalars, runs, lanes, bits = self.index.of_rows
         places = np.empty((2, count if self._looks else 0), np.int64)
         self._kernel(scalars, runs, lanes, bits, self._columns, targets, rows, places)
         return out

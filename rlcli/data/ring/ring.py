@@ -25,10 +25,10 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.data.fields import check_fit, columns_of, nested
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.next_obs.pairs import SidePool, count_unfollowed
+from rlcli.data.next_obs.pairs import Pairs, count_unfollowed, observation_keys
 from rlcli.data.next_obs.rows import Rows, is_sparse
 from rlcli.data.ring.contents import Contents
-from rlcli.data.ring.layout import NO_ASK, NOTHING, Asked, Markers, RingLayout, agreed
+from rlcli.data.ring.layout import NO_ASK, NOTHING, Asked, Markers, RingLayout, agreed, lane_shape_of, stacked_among
 from rlcli.data.ring.plans import MOST, ReadPlan, WritePlan
 from rlcli.data.ring.space import RingSpace, warn_of_left_out
 from rlcli.data.ring.write import overwrite, remark, write
@@ -125,9 +125,9 @@ class Ring:
         return self.contents.layout.markers
 
     @property
-    def pool(self) -> SidePool | None:
+    def pool(self) -> Pairs | None:
         """Return next observations that no row stands for."""
-        return self.contents.pool
+        return self.contents.index.pool
 
     @property
     def stacks(self) -> Mapping[Key, FrameStacks]:
@@ -152,10 +152,9 @@ class Ring:
     def nbytes(self) -> int:
         """Return the bytes of rows, and of all that lies beside them."""
         contents = self.contents
-        pool = 0 if contents.pool is None else contents.pool.memory.nbytes
         few = 0 if contents.sparse is None else sum(column.nbytes for column in contents.sparse.values())
         stacks = sum(stack.nbytes for stack in contents.stacks.values())
-        return self.storage.nbytes + contents.index.arrays.nbytes + pool + few + stacks
+        return self.storage.nbytes + contents.index.nbytes + contents.pairs.memory.nbytes + few + stacks
 
     # ---- trajectories ------------------------------------------------------------------------------------------
     def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = (), *, some: bool = False) -> None:
@@ -173,7 +172,7 @@ class Ring:
     def asking(self, who: str) -> Iterator[None]:
         """Let a part of a buffer (`who`: sampler, transform) ask for keys in here; what fails leaves the old ones."""
         contents, asked, asks, outer = self.contents, self.asked, self._asks, self._who
-        layout, index, pool, pairs = contents.layout, contents.index, contents.pool, contents.pairs
+        layout, index, pairs = contents.layout, contents.index, contents.pairs
         self._who, self._asks = who, {name: ask for name, ask in asks.items() if name != who or who == "transform"}
         try:
             yield
@@ -183,7 +182,7 @@ class Ring:
                 self.writes.clear()  # rows that are stored may lie elsewhere
                 self.reads = None
                 contents.layout = layout
-                contents.index, contents.pool, contents.pairs = index, pool, pairs
+                contents.index, contents.pairs = index, pairs
             raise
         finally:
             self._who = outer
@@ -209,7 +208,7 @@ class Ring:
         rows = None if plan is None else plan.write(contents, batch)
         if rows is not None:
             if contents.layout.exact and contents.unfollowed is not None:
-                contents.unfollowed = count_unfollowed(contents.unfollowed, contents.index.arrays.scalars, lead)
+                contents.unfollowed = count_unfollowed(contents.unfollowed, contents.index.scalars, lead)
             return rows
         with self._whole_write(lead.numel()):
             given = columns_of(batch)
@@ -250,7 +249,13 @@ class Ring:
 
     def _begin(self, columns: Mapping[Key, Tensor], lead: torch.Size) -> Contents:
         """Lay out what a first batch ``[*lead, *F]`` decides."""
-        layout = RingLayout.of_batch(columns, lead, self.storage.ndim, self.asked, self.next_obs, self.frame_stack)
+        fields = {key: Field.of(column, len(lead)) for key, column in columns.items()}
+        lane_shape = lane_shape_of(lead, self.storage.ndim)
+        stacked = {} if self.frame_stack is None else stacked_among(fields, self.frame_stack)
+        lazy = bool(stacked) or any(isinstance(column, Rows) for column in columns.values())
+        keys, exact = observation_keys(fields), self.next_obs == "exact" or (self.next_obs == "auto" and lazy)
+        markers = Markers.among(fields, *self.asked)
+        layout = RingLayout(fields, lane_shape, markers, keys, exact and bool(keys), stacked)
         contents = Contents(self.storage, layout)
         if self.packs and self.storage.device.type == "cpu":
             from rlcli.data.codes import codes_for  # flags, one-hots, small integers and ids

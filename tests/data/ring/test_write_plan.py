@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*not followed by their own")
 
 def assert_same(one, other):
     for ring in (one, other):
-        ring.index.arrays.notes = np.empty(0, np.uint8)  # scratch
+        ring.index.notes = np.empty(0, np.uint8)  # scratch
     same(one.state_dict(), other.state_dict())
     for key in other.storage.fields:
         held = other.storage.nbytes and int(other.storage.written[0])
@@ -27,7 +27,7 @@ def assert_same(one, other):
         assert torch.equal(one.storage.column(key)[:held], other.storage.column(key)[:held])
     assert one.index.version == other.index.version
     counts = [PAIRED, UNFOLLOWED]
-    assert (one.index.arrays.scalars[counts] == other.index.arrays.scalars[counts]).all()
+    assert (one.index.scalars[counts] == other.index.scalars[counts]).all()
 
 
 @pytest.mark.parametrize("ends", [("done",), ("terminated", "truncated"), ()])
@@ -177,7 +177,7 @@ def test_memory_that_runs_out_is_said_before_anything_is_written(monkeypatch):
     def full():
         raise MemoryError("no more")
 
-    monkeypatch.setattr(ring.index.arrays, "grow", full)
+    monkeypatch.setattr(ring.index, "grow", full)
     with pytest.raises(ResourceError) as caught:
         ring.extend(play(rng, (100,), many=1.0))
     assert "no memory to index 100 more rows" in str(caught.value)
