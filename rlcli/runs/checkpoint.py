@@ -151,7 +151,7 @@ def newest(run: Run) -> Checkpoint:
 
 
 def gone_before(loaded: Checkpoint) -> str | None:
-    """Return `data.files.checkpoint_reader.gone`'s sentence; None where a newer one is damaged, which is told already."""
+    """Return `checkpoint_reader.gone` of it; None where a newer one is damaged, which is told already."""
     return None if loaded.skipped else gone(loaded.path)
 
 
