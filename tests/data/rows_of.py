@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from face import Field
 from tensordict import TensorDict
-
-from rlcli.specs.field import Field
 
 KEYS = ("observation", "flag", ("next", "reward"), ("nested", "pixels"))
 
