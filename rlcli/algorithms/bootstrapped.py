@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts
-from rlcli.config import choices, registry
+from rlcli.config import registry
+from rlcli.config.choices.learn import BOOTSTRAPPED
 from rlcli.envs import EnvBase
 from rlcli.keys import TRAJ_IDS, Key
 from rlcli.learning.buffered import OffPolicy
@@ -33,7 +34,7 @@ class Bootstrapped(Algorithm):
         Of what the loss draws, on the device that it learns on.
     """
 
-    uses = registry.reading("loss", *choices.BOOTSTRAPPED["loss"])
+    uses = registry.reading("loss", *BOOTSTRAPPED["loss"])
     off_policy = True
 
     @abstractmethod

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts
-from rlcli.config import choices, registry
+from rlcli.config import registry
+from rlcli.config.choices.collect import GRADIENTS
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.kernels.scan import scan
@@ -42,7 +43,7 @@ from rlcli.transforms.primer import state_keys
 class PolicyGradient(Algorithm):
     """An actor and a critic, any of the value estimators, epochs on each batch or on stored slices."""
 
-    uses = registry.reading("loss", *choices.GRADIENTS["loss"])
+    uses = registry.reading("loss", *GRADIENTS["loss"])
 
     @abstractmethod
     def objective(self, policy: ActorCritic, **options: Any) -> PolicyGradientLoss:

@@ -15,7 +15,7 @@ from rlcli.build.policy import optimizer_options
 from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
-from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, draws_slices, is_off_policy, remembers
+from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, is_off_policy, remembers
 from rlcli.planning.forecast import Updates, Workload
 from rlcli.planning.tensors import RunEnvs, RunStorage
 
@@ -71,7 +71,7 @@ def _updates(cfg: Config) -> Updates:
     return Updates(
         optimizer=cfg.optim.kind, optimizer_options=optimizer_options(cfg.optim),
         device=str(devices(cfg)["train_device"] or "cpu"), draws=draws(cfg),
-        stored=off_policy or draws_slices(cfg), off_policy=off_policy, batch_size=s.batch_size,
+        stored=off_policy or draws(cfg) == "slices", off_policy=off_policy, batch_size=s.batch_size,
         num_slices=s.num_slices, slice_len=s.slice_len, slices=slices_of(cfg), burn_in=s.burn_in,
         strict_length=s.strict_length, num_chunks=cfg.value.num_chunks, recompute=cfg.memory.recurrent_recompute,
     )  # fmt: skip

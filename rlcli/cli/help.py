@@ -128,7 +128,7 @@ def _key_row(leaf: Leaf, when: str, choices: Sequence[str]) -> str:
     default = "; ".join((f"`{spell(leaf.default)}`", *(f"`{v}` with {by}" for v, by in _others(leaf))))
     name = leaf.key.removesuffix(".kind") if choices else leaf.key
     allowed = " \\| ".join(choices) or leaf.option.allowed().replace("|", "\\|")
-    meaning = leaf.option.help + (f" [{allowed}]" if allowed else "")
+    meaning = leaf.option.help.replace("|", "\\|") + (f" [{allowed}]" if allowed else "")
     return f"| `{name}` | {default} | {meaning} | {when.replace('|', chr(92) + '|')} |"
 
 

@@ -25,6 +25,25 @@ from typing import (
 from rlcli.config.problem import Problem
 
 _KEY = "rlcli"
+REGISTERED = "a registered one"  # stands for every part of a group that a user's package has registered
+
+
+class Group:
+    """Options that belong together, as a dataclass: of a group, of one of its choices, or what choices share."""
+
+    def problems(self) -> Iterable[Problem]:
+        """Return what does not fit together among these options."""
+        return ()
+
+
+class Part(NamedTuple):
+    """A choice of a group: its options, `package.module:object` of what it builds, and what it says of itself."""
+
+    options: Any  # a dataclass, a `Group`
+    place: str = ""
+    off_policy: bool = False  # of an algorithm: it learns from stored rows, whoever collected them
+    draws: str = "rows"  # of a sampler: single stored "rows", parts of the new "batch", or stored "slices"
+    keys: tuple[str, ...] = ()  # that it reads, and not every choice of its group: see `registry.part`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +52,8 @@ class Option:
 
     `ge`, `gt`, `le`, `lt`: bounds; for a list they hold for every entry.
     `choices`: the only strings allowed; empty means any. `words`: strings allowed beside a number, such as `auto`.
-    `read_by`: group, or `verb` -> its choices, with which alone it is read; of a group of options, said of each.
+    `read_by`: another group, or `verb` -> its choices, with which alone it is read; of a group of options, said of
+    each. `parts`: choice -> its options and what it builds, of a group that has them.
     """
 
     help: str
@@ -44,6 +64,7 @@ class Option:
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     read_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, Part] = dataclasses.field(default_factory=dict)
 
     def allowed(self) -> str:
         """Return the allowed values in words, or an empty string when there is no limit."""
@@ -118,9 +139,12 @@ def leaves(schema: type) -> Mapping[str, Leaf]:
     for field in dataclasses.fields(schema):
         name, hint = field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
-            by = field.metadata[_KEY].read_by
-            for key, leaf in leaves(cast(type, hint)).items():
-                meaning = dataclasses.replace(leaf.option, read_by={**by, **leaf.option.read_by}) if by else leaf.option
+            by, parts = field.metadata[_KEY].read_by, field.metadata[_KEY].parts
+            own = {choice: leaves(part.options) for choice, part in parts.items()}
+            for key, leaf in sorted(leaves(cast(type, hint)).items(), key=lambda item: item[0] == "kwargs"):
+                having = tuple(choice for choice, keys in own.items() if key in keys)
+                some = {name: having} if parts.keys() - {*having, REGISTERED} else {}
+                meaning = dataclasses.replace(leaf.option, read_by={**some, **by, **leaf.option.read_by})
                 table[f"{name}.{key}"] = leaf._replace(key=f"{name}.{key}", option=meaning)
         else:
             default = field.default
@@ -140,6 +164,12 @@ def branches(schema: type) -> frozenset[str]:
 def groups(schema: type) -> tuple[str, ...]:
     """Return the names of the groups of a schema, in order, without `recipe`."""
     return tuple(dict.fromkeys(key.partition(".")[0] for key in leaves(schema) if "." in key))
+
+
+def parts_of(schema: type) -> dict[str, Mapping[str, Part]]:
+    """Return group -> choice -> what is known of it, of the groups whose choices have options of their own."""
+    options = {field.name: field.metadata[_KEY] for field in dataclasses.fields(schema)}
+    return {name: option.parts for name, option in options.items() if option.parts}
 
 
 def doc(schema: type, group: str) -> str:
@@ -165,14 +195,6 @@ def value_at(cfg: Any, key: str) -> Any:
     for part in key.split("."):
         cfg = getattr(cfg, part)
     return cfg
-
-
-class Group:
-    """The options of a group, as a dataclass: of all its choices, each with those that read it."""
-
-    def problems(self) -> Iterable[Problem]:
-        """Return what does not fit together among these options; a choice of a user's own is not asked."""
-        return ()
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}

@@ -153,7 +153,7 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
     where = str(recipe.path)
     found = guard.check_places(data, where)
     chosen = _HYDRA_DEFAULT.findall(str(data.get("defaults")))
-    known = {*branches(schema), *leaves(schema)}  # and what only other verbs have:
+    known = {*branches(schema), *leaves(schema), "defaults", "hydra"}  # and what only other verbs have:
     if elsewhere := [
         name for name in dict.fromkeys([*chosen, *map(str, data)]) if name not in known and verbs_with(name)
     ]:

@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from rlcli.config.choices import CHOICES, REGISTERED, Part
+from rlcli.config.choices import CHOICES
 from rlcli.config.choices.learn import Config
-from rlcli.config.option import leaves
+from rlcli.config.option import REGISTERED, Group, Part, leaves
 from rlcli.config.problem import unknown
 from rlcli.errors import ConfigError, RlcliError, in_words, without_display
 
@@ -225,10 +225,10 @@ def part(kind: str, name: str) -> Part:
         return ours._replace(keys=reading(group, name))
     keys = reading(group, REGISTERED)
     if name not in users_names(kind):
-        return Part(keys=keys)
+        return Part(Group, keys=keys)
     builder = find(kind, name)
     own = {field: value for field in ("off_policy", "draws") if (value := getattr(builder, field, None)) is not None}
-    return Part(keys=(*keys, *(getattr(builder, "uses", None) or ())), **own)
+    return Part(Group, keys=(*keys, *(getattr(builder, "uses", None) or ())), **own)
 
 
 def arguments(kind: str, options: Any) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from rlcli.config import registry
-from rlcli.config.choices import CHOICES, REGISTERED
+from rlcli.config.choices import CHOICES
 from rlcli.config.choices.collect import AtariConfig as AtariConfig
 from rlcli.config.choices.collect import CollectConfig as CollectConfig
 from rlcli.config.choices.collect import DeviceConfig as DeviceConfig
 from rlcli.config.choices.collect import EnvConfig as EnvConfig
 from rlcli.config.choices.learn import Config as Config
-from rlcli.config.option import Leaf, branches, find, groups, leaves, value_at
+from rlcli.config.option import REGISTERED, Leaf, branches, find, groups, leaves, value_at
 
 
 def is_off_policy(cfg: Config) -> bool:
@@ -27,11 +27,6 @@ def is_off_policy(cfg: Config) -> bool:
 def draws(cfg: Config) -> str:
     """What the sampler draws: parts of the "batch" that was just collected, stored "rows", or "slices" of them."""
     return registry.part("sampler", cfg.sampler.kind).draws
-
-
-def draws_slices(cfg: Config) -> bool:
-    """Whether a policy gradient learns from slices of stored rows."""
-    return not is_off_policy(cfg) and draws(cfg) == "slices"
 
 
 def remembers(cfg: CollectConfig) -> bool:

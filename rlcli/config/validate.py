@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from importlib.util import find_spec
 from typing import Any
@@ -59,8 +59,11 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
         if any(key.startswith(f"{group}.") for key in undecided):
             continue
         options, kind = getattr(cfg, group), registry.KIND_OF.get(group)
-        if group not in CHOICES or options.kind in CHOICES[group]:
+        if group not in CHOICES:
             found += options.problems()
+        elif options.kind in CHOICES[group]:
+            chosen = CHOICES[group][options.kind].options
+            found += chosen(**{field.name: getattr(options, field.name) for field in fields(chosen)}).problems()
         if kind and options.kwargs and options.kind not in registry.users_names(kind):
             what = f"{group}.kwargs has no meaning with {group}={options.kind}"
             found.append(Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered"))
@@ -258,8 +261,8 @@ def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
     return f"{said}register one yourself: rlcli help environments"
 
 
-def check_devices(cfg: Any) -> list[Problem]:
-    """Check that every named device could exist with this torch on this system; using it shows whether it does."""
+def check_machine(cfg: Any) -> list[Problem]:
+    """Check that packages are there, and that every named device could exist with this torch on this system."""
     kind = cfg.device.kind
     wanted = [("device", kind, accelerator() if kind == "split" else "cpu" if kind == "auto" else kind)]
     for name in ("env_device", "policy_device", "storing_device", "train_device"):
@@ -273,12 +276,10 @@ def check_devices(cfg: Any) -> list[Problem]:
             found.append(Problem(f"{key}={given} is not there: the installed torch is a CPU build", f"use {key}=cpu"))
         elif device == "mps" and sys.platform != "darwin":
             found.append(Problem(f"{key}={given} is not there: mps exists on macOS only", f"use {key}=cpu"))
-    return [problem._replace(only_here=True) for problem in found]
-
-
-def check_packages(cfg: Any) -> list[Problem]:
-    compressed = lacking("compressed", "memory.compress=true") if cfg.memory.compress else []
-    return [*compressed, *(lacking("tensorboard", "logger=tensorboard") if cfg.logger.kind == "tensorboard" else [])]
+    found = [problem._replace(only_here=True) for problem in found]
+    if cfg.memory.compress:
+        found += lacking("compressed", "memory.compress=true")
+    return found + (lacking("tensorboard", "logger=tensorboard") if cfg.logger.kind == "tensorboard" else [])
 
 
 # ---- policy, parts of a user's, folder ------------------------------------------------------------------------------
@@ -313,7 +314,6 @@ CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
     check_learning: ("",),  # any key
     check_recurrence: ("policy.", "loss.kind.", "device."),
     check_env: ("env.kind.", "env.id."),
-    check_devices: ("device.",),
-    check_packages: ("memory.compress.", "logger."),
+    check_machine: ("device.", "memory.compress.", "logger."),
     check_policy: ("policy.",),
 }

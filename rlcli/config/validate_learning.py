@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from rlcli.config import installed, registry
 from rlcli.config.problem import Problem
-from rlcli.config.schemas import Config, by_priority, convolves, draws, draws_slices, is_off_policy, remembers
+from rlcli.config.schemas import Config, by_priority, convolves, draws, is_off_policy, remembers
 
 
 def check_learning(cfg: Any) -> Iterator[Problem]:
@@ -96,7 +96,7 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
         what = "one row has no deviation to normalise its advantage by"
         yield Problem(what, "use sampler.batch_size >= 2, value.average_over=batch or value.average=false")
     by, storage = f"sampler={cfg.sampler.kind}", cfg.storage.kind
-    if draws_slices(cfg):
+    if draws(cfg) == "slices":
         yield from _gradient_of_slices(cfg)
     elif draws(cfg) == "rows":
         what = f"{by} draws single rows, and loss={cfg.loss.kind} values rows along their trajectories"
@@ -181,7 +181,8 @@ def _slices(cfg: Config) -> Iterator[Problem]:
     if "sampler.slice_len" not in registry.part("sampler", s.kind).keys:
         return
     if draws(cfg) == "batch":
-        yield from _slices_of_batches(cfg)
+        if s.slice_len is not None and not is_off_policy(cfg):
+            yield from _slices_of_batches(cfg)
         return
     if s.burn_in and not is_off_policy(cfg):
         what = f"sampler.burn_in has no meaning with loss={cfg.loss.kind}, which begins slices from their stored states"
@@ -202,9 +203,7 @@ def _slices(cfg: Config) -> Iterator[Problem]:
 
 def _slices_of_batches(cfg: Config) -> Iterator[Problem]:
     """Slices that minibatches are made of, which begin from stored states."""
-    length, stride = cfg.sampler.slice_len, cfg.memory.recurrent_state_stride
-    if length is None or is_off_policy(cfg):
-        return
+    length, stride = cast(int, cfg.sampler.slice_len), cfg.memory.recurrent_state_stride
     if not remembers(cfg) and cfg.policy.kind not in registry.users_names("policy"):
         yield Problem(
             f"sampler.slice_len has no meaning with sampler={cfg.sampler.kind} and policy={cfg.policy.kind}, which "

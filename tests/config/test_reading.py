@@ -7,7 +7,8 @@ import pytest
 from face import VERBS, Config, configure, find_recipes, leaves, refused
 
 from rlcli.config import registry
-from rlcli.config.choices import CHOICES, REGISTERED
+from rlcli.config.choices import CHOICES
+from rlcli.config.option import REGISTERED
 from rlcli.config.schemas import CollectConfig, read_with, unread
 from rlcli.errors import ConfigError
 

@@ -1,5 +1,9 @@
 """What both verbs read, and the tree of `rlcli collect`: what is stepped, what acts, how batches are collected and
 stored, where all of it lives, what is shown, and the run's folder.
+
+Each choice of a group is a dataclass, with the options of what it builds on and its own, and what does not fit among
+them; the group's class (`EnvConfig`) has those of all, since one command may try several. `read_by` is said of options
+that depend on another group's choice.
 """
 
 from __future__ import annotations
@@ -8,13 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlcli.config.choices import ACTING, COLLECT, GRADIENTS, NETWORKS, RECURRENT, REGISTERED, STORED, TRAIN
-from rlcli.config.option import Group, option
+from rlcli.config.option import REGISTERED, Group, Part, option
 from rlcli.config.problem import Problem
 
 _DEVICE = "device for {}; null follows the choice of `device`"
 START_METHODS = ("auto", "forkserver", "spawn", "fork")
-IN_PROCESSES = {"env": ("gym", "atari", "mujoco")}  # single envs, which processes can step
+# who reads an option of another group: group, or `verb` -> its choices
+TRAIN, COLLECT = {"verb": ("train",)}, {"verb": ("collect",)}
+GRADIENTS = {"loss": ("ppo_clip", "ppo_kl", "a2c", "reinforce")}  # policy gradients, with values and an entropy bonus
+GREEDY = {"loss": ("dqn",)}
+STORED = {"storage": ("tensor", "memmap", "compressed", REGISTERED)}
 
 
 # ---- env ------------------------------------------------------------------------------------------------------------
@@ -38,9 +45,7 @@ class AtariConfig(Group):
 
 
 @dataclass
-class EnvConfig(Group):
-    """The environment, its wrappers, and how many of it are stepped together."""
-
+class EnvOptions(Group):
     kind: str = option("gym", "which env choice this is")
     id: str = option("CartPole-v1", "gymnasium id, or a name from the registry")
     num: int = option(8, "environments stepped together (sub-environments)", ge=1, le=1_000_000)
@@ -74,28 +79,6 @@ class EnvConfig(Group):
         "takes each action four times",
     )
     transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
-    workers: int | None = option(
-        None,
-        "worker processes that step the envs; null: as many as env.per_worker makes, with env.mode=parallel",
-        ge=1,
-        read_by=IN_PROCESSES,
-    )
-    per_worker: int | str = option(
-        "auto", "envs per worker process; auto: one process per core", ge=1, words=("auto",), read_by=IN_PROCESSES
-    )
-    caller_steps: str = option(
-        "auto",
-        "the main process steps some of the envs too; auto: unless env.workers is set or failing workers are replaced",
-        choices=("auto", "true", "false"),
-        read_by=IN_PROCESSES,
-    )
-    start_method: str = option(
-        "auto",
-        "how those processes are made; auto: forkserver on Linux, else spawn",
-        choices=START_METHODS,
-        read_by=IN_PROCESSES,
-    )
-    atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames", read_by={"env": ("atari",)})
     kwargs: dict[str, Any] = option(
         {},
         "arguments for gymnasium.make, added to those that a recipe gives; {}: none of them. In a text, {index} is the "
@@ -107,8 +90,36 @@ class EnvConfig(Group):
             yield Problem("env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym")
         if self.wrappers and (self.mode == "native" or self.kind == "envpool"):
             yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
-        if self.kind == "envpool":
-            return
+
+
+@dataclass
+class GymOptions(EnvOptions):  # single envs, which processes can step
+    workers: int | None = option(
+        None,
+        "worker processes that step the envs, with env.mode=auto | parallel; null: as many as env.per_worker makes, "
+        "with env.mode=parallel",
+        ge=1,
+    )
+    per_worker: int | str = option(
+        "auto",
+        "envs per worker process, with env.mode=auto | parallel; auto: one process per core",
+        ge=1,
+        words=("auto",),
+    )
+    caller_steps: str = option(
+        "auto",
+        "with env.mode=auto | parallel: the main process steps some of the envs too; auto: unless env.workers is set "
+        "or failing workers are replaced",
+        choices=("auto", "true", "false"),
+    )
+    start_method: str = option(
+        "auto",
+        "how those processes are made, with env.mode=auto | parallel; auto: forkserver on Linux, else spawn",
+        choices=START_METHODS,
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
         if self.mode == "native" and self.kind == "gym" and self.id.startswith("ALE/"):
             what = f"env.mode=native would change the task {self.id}: its engine resizes frames and clips rewards"
             yield Problem(what, "use env=atari, or env.mode=serial")
@@ -130,78 +141,27 @@ class EnvConfig(Group):
         if some == "true" and (workers or 0) >= self.num:
             what = "env.caller_steps=true leaves the workers too few envs"
             yield Problem(what, f"use env.workers={self.num - 1} at most")
-        if self.kind == "atari" and not self.id.startswith("ALE/"):
+
+
+@dataclass
+class EnvConfig(GymOptions):
+    """The environment, its wrappers, and how many of it are stepped together."""
+
+    atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if not self.id.startswith("ALE/"):
             yield Problem(f"env=atari and env.id={self.id} contradict each other", "ids of Atari games begin with ALE/")
+
+
+ENVS = {"gym": Part(GymOptions), "atari": Part(EnvConfig), "mujoco": Part(GymOptions), "envpool": Part(EnvOptions)}
 
 
 # ---- policy ---------------------------------------------------------------------------------------------------------
 @dataclass
-class PolicyConfig(Group):
-    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
-
+class PolicyOptions(Group):
     kind: str = option("auto", "which policy choice this is")
-    action_mask_key: str | None = option(
-        None,
-        "the observation that says which actions are allowed; null: one called action_mask; none: there is none",
-        read_by={"policy": ("mlp", "cnn", "dict", "gru", "lstm", "auto", "random", REGISTERED)},
-    )
-    exploration: str = option(
-        "random",
-        "how actions are chosen while collecting; random: sampled from the policy",
-        choices=("random", "mode", "mean", "deterministic"),
-        read_by=ACTING,
-    )
-    hidden: list[int] | None = option(
-        None,
-        "units of each hidden layer; []: none, a linear network; null: [512] behind convolutions, else [64,64]",
-        ge=1,
-        read_by=NETWORKS,
-    )
-    activation: str = option(
-        "auto",
-        "between layers; auto: relu behind convolutions, else tanh",
-        choices=("auto", "tanh", "relu", "elu", "gelu", "silu", "leaky_relu"),
-        read_by=NETWORKS,
-    )
-    orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer", read_by=NETWORKS)
-    distribution: str = option(
-        "auto",
-        "of the actions; auto: categorical for discrete spaces, normal for Box (clipped when executed)",
-        choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
-        read_by=NETWORKS,
-    )
-    dueling: bool = option(False, "dueling network: state value plus advantages", read_by=NETWORKS | {"loss": ("dqn",)})
-    eps_init: float = option(
-        1.0, "initial epsilon of epsilon-greedy exploration", ge=0, le=1, read_by=NETWORKS | {"loss": ("dqn",)}
-    )
-    eps_end: float = option(0.05, "final epsilon", ge=0, le=1, read_by=NETWORKS | {"loss": ("dqn",)})
-    eps_frames: int = option(
-        10_000, "frames over which epsilon falls linearly", ge=1, read_by=NETWORKS | {"loss": ("dqn",)}
-    )
-    shared: bool | None = option(
-        None,
-        "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers",
-        read_by=NETWORKS | GRADIENTS,
-    )
-    init_std: float = option(
-        1.0, "initial standard deviation of continuous actions", gt=0, read_by=NETWORKS | GRADIENTS
-    )
-    state_dependent_std: bool = option(
-        False, "standard deviation as an output of the network, not a free parameter", read_by=NETWORKS | GRADIENTS
-    )
-    recurrent_size: int = option(
-        64, "units of the recurrent layer, which reads the last hidden one", ge=1, read_by=RECURRENT
-    )
-    recurrent_layers: int = option(1, "recurrent layers on top of each other", ge=1, le=100, read_by=RECURRENT)
-    recurrent_backend: str = option(
-        "auto",
-        "implementation of sequences; auto: the fastest available",
-        choices=("auto", "reference", "pad", "scan", "cpu", "triton"),
-        read_by=RECURRENT,
-    )
-    path: str | None = option(
-        None, "a run folder, RUN:FRAMES, RUN:best, or the folder of a checkpoint", read_by={"policy": ("checkpoint",)}
-    )
     init_from: str | None = option(
         None,
         "begin with the trained weights and normalisation of another run: RUN, RUN:FRAMES or RUN:best",
@@ -211,6 +171,94 @@ class PolicyConfig(Group):
         True, "init_from: layers of other shapes are refused; false: they keep their own weights", read_by=TRAIN
     )
     kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
+
+
+@dataclass
+class MaskedOptions(PolicyOptions):
+    action_mask_key: str | None = option(
+        None,
+        "the observation that says which actions are allowed; null: one called action_mask; none: there is none",
+    )
+
+
+@dataclass
+class TrainedOptions(PolicyOptions):
+    exploration: str = option(
+        "random",
+        "how actions are chosen while collecting; random: sampled from the policy",
+        choices=("random", "mode", "mean", "deterministic"),
+    )
+
+
+@dataclass
+class CheckpointOptions(TrainedOptions):
+    path: str | None = option(None, "a run folder, RUN:FRAMES, RUN:best, or the folder of a checkpoint")
+
+
+@dataclass
+class UsersPolicyOptions(MaskedOptions, TrainedOptions):
+    pass
+
+
+@dataclass
+class NetworkOptions(UsersPolicyOptions):
+    hidden: list[int] | None = option(
+        None,
+        "units of each hidden layer; []: none, a linear network; null: [512] behind convolutions, else [64,64]",
+        ge=1,
+    )
+    activation: str = option(
+        "auto",
+        "between layers; auto: relu behind convolutions, else tanh",
+        choices=("auto", "tanh", "relu", "elu", "gelu", "silu", "leaky_relu"),
+    )
+    orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
+    distribution: str = option(
+        "auto",
+        "of the actions; auto: categorical for discrete spaces, normal for Box (clipped when executed)",
+        choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
+    )
+    dueling: bool = option(False, "dueling network: state value plus advantages", read_by=GREEDY)
+    eps_init: float = option(1.0, "initial epsilon of epsilon-greedy exploration", ge=0, le=1, read_by=GREEDY)
+    eps_end: float = option(0.05, "final epsilon", ge=0, le=1, read_by=GREEDY)
+    eps_frames: int = option(10_000, "frames over which epsilon falls linearly", ge=1, read_by=GREEDY)
+    shared: bool | None = option(
+        None,
+        "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers",
+        read_by=GRADIENTS,
+    )
+    init_std: float = option(1.0, "initial standard deviation of continuous actions", gt=0, read_by=GRADIENTS)
+    state_dependent_std: bool = option(
+        False, "standard deviation as an output of the network, not a free parameter", read_by=GRADIENTS
+    )
+
+
+@dataclass
+class RecurrentOptions(NetworkOptions):
+    recurrent_size: int = option(64, "units of the recurrent layer, which reads the last hidden one", ge=1)
+    recurrent_layers: int = option(1, "recurrent layers on top of each other", ge=1, le=100)
+    recurrent_backend: str = option(
+        "auto",
+        "implementation of sequences; auto: the fastest available",
+        choices=("auto", "reference", "pad", "scan", "cpu", "triton"),
+    )
+
+
+@dataclass
+class PolicyConfig(RecurrentOptions, CheckpointOptions):
+    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
+
+
+POLICIES = {
+    **dict.fromkeys(("mlp", "cnn", "dict"), Part(NetworkOptions)),
+    **dict.fromkeys(("gru", "lstm"), Part(RecurrentOptions)),
+    "auto": Part(NetworkOptions),
+    "random": Part(MaskedOptions),
+    "checkpoint": Part(CheckpointOptions),
+    REGISTERED: Part(UsersPolicyOptions),
+}
+RECURRENT = {"policy": ("gru", "lstm")}
+ACTING = {"policy": (*(choice for choice, part in POLICIES.items() if issubclass(part.options, TrainedOptions)),)}
 
 
 # ---- collector and weights ------------------------------------------------------------------------------------------
@@ -234,9 +282,7 @@ class WeightsConfig(Group):
 
 
 @dataclass
-class CollectorConfig(Group):
-    """How batches are collected."""
-
+class SyncOptions(Group):
     kind: str = option("sync", "which collector choice this is")
     on_worker_error: str = option(
         "raise",
@@ -258,28 +304,40 @@ class CollectorConfig(Group):
     )
     track_traj_ids: bool = option(True, "number the trajectories")
     init_random_frames: int = option(0, "frames taken with random actions first", ge=0, read_by=ACTING)
+
+
+@dataclass
+class AsyncOptions(SyncOptions):
     start_method: str = option(
-        "auto",
-        "how those processes are made; auto: forkserver on Linux, else spawn",
-        choices=START_METHODS,
-        read_by={"collector": ("multi_sync", "multi_async", "async")},
+        "auto", "how those processes are made; auto: forkserver on Linux, else spawn", choices=START_METHODS
     )
+
+
+@dataclass
+class MultiAsyncOptions(AsyncOptions):
     num_workers: int | str = option(
-        "auto", "worker processes that collect; auto: as many as there are free cores",
-        ge=1, words=("auto",), read_by={"collector": ("multi_sync", "multi_async")},
-    )  # fmt: skip
+        "auto", "worker processes that collect; auto: as many as there are free cores", ge=1, words=("auto",)
+    )
+
+
+@dataclass
+class CollectorConfig(MultiAsyncOptions):
+    """How batches are collected."""
+
     preemptive_threshold: float | None = option(
-        None,
-        "fraction of the workers after which the others cut their batch short; null: wait for all",
-        ge=0, le=1, read_by={"collector": ("multi_sync",)},
-    )  # fmt: skip
+        None, "fraction of the workers after which the others cut their batch short; null: wait for all", ge=0, le=1
+    )
+
+
+COLLECTORS = {
+    "sync": Part(SyncOptions), "multi_sync": Part(CollectorConfig), "multi_async": Part(MultiAsyncOptions),
+    "async": Part(AsyncOptions),
+}  # fmt: skip
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 @dataclass
-class MemoryConfig(Group):
-    """How the next observation is stored, and what else is."""
-
+class FullOptions(Group):
     kind: str = option("exact", "which memory choice this is")
     keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
     next_obs: str = option(
@@ -287,30 +345,6 @@ class MemoryConfig(Group):
         "full: stored twice; compact: dropped; exact: only where the next row does not hold it; "
         "delta: its difference, rounded",
         choices=("full", "compact", "exact", "delta"),
-    )
-    fill_value: float | None = option(
-        None,
-        "value read where no next observation is stored; null: NaN, which integers lack",
-        read_by={"memory": ("compact",)} | COLLECT,
-    )
-    frame_stack: str = option(
-        "auto",
-        "stacks of env.frame_stack in a buffer: auto stores one frame a row where next_obs=exact, and puts stacks "
-        "together when they are read; whole stores stacks",
-        choices=("auto", "whole"),
-        read_by=STORED | {"memory": ("exact",)},
-    )
-    delta_dtype: str = option(
-        "float16",
-        "dtype of differences; bfloat16 and int8 cannot overflow",
-        choices=("float16", "bfloat16", "int8"),
-        read_by={"memory": ("delta",)},
-    )
-    on_overflow: str = option(
-        "raise",
-        "a difference too large for delta_dtype: end the run, or store that next observation in full",
-        choices=("raise", "keep"),
-        read_by={"memory": ("delta",)},
     )
     recurrent_state_stride: int | str = option(
         "auto",
@@ -335,6 +369,51 @@ class MemoryConfig(Group):
                 yield Problem(f"memory.keep holds {entry!r}, which is not a key", "write memory.keep=[logits,[a,b]]")
 
 
+@dataclass
+class CompactOptions(FullOptions):
+    fill_value: float | None = option(
+        None,
+        "value read where no next observation is stored; null: NaN, which integers lack",
+        read_by=COLLECT,
+    )
+
+
+@dataclass
+class ExactOptions(FullOptions):
+    frame_stack: str = option(
+        "auto",
+        "stacks of env.frame_stack in a buffer: auto stores one frame a row where next_obs=exact, and puts stacks "
+        "together when they are read; whole stores stacks",
+        choices=("auto", "whole"),
+        read_by=STORED,
+    )
+
+
+@dataclass
+class DeltaOptions(FullOptions):
+    delta_dtype: str = option(
+        "float16",
+        "dtype of differences; bfloat16 and int8 cannot overflow",
+        choices=("float16", "bfloat16", "int8"),
+    )
+    on_overflow: str = option(
+        "raise",
+        "a difference too large for delta_dtype: end the run, or store that next observation in full",
+        choices=("raise", "keep"),
+    )
+
+
+@dataclass
+class MemoryConfig(DeltaOptions, ExactOptions, CompactOptions):
+    """How the next observation is stored, and what else is."""
+
+
+MEMORIES = {
+    "full": Part(FullOptions), "compact": Part(CompactOptions), "exact": Part(ExactOptions),
+    "delta": Part(DeltaOptions),
+}  # fmt: skip
+
+
 # ---- device, logger, console, run -----------------------------------------------------------------------------------
 @dataclass
 class DeviceConfig(Group):
@@ -354,6 +433,13 @@ class LoggerConfig(Group):
 
     kind: str = option("auto", "auto: tensorboard when it is installed")
     kwargs: dict[str, Any] = option({}, "arguments for a registered logger of your own")
+
+
+LOGGERS = {
+    "auto": Part(LoggerConfig),
+    "none": Part(LoggerConfig),
+    "tensorboard": Part(LoggerConfig, "rlcli.report.events:EventsWriter"),
+}
 
 
 @dataclass
@@ -408,14 +494,14 @@ class CollectConfig:
     total_frames: int = option(100_000, "frames to collect, exact to one step of all envs", ge=1, le=10**15)
     threads: int | str = option("auto", "threads of one torch operation", ge=1, le=1024, words=("auto",))
     recipe: str | None = option(None, "the recipe this run follows")
-    env: EnvConfig = option(EnvConfig, "the environment")
-    policy: PolicyConfig = option(PolicyConfig, "the policy")
-    collector: CollectorConfig = option(CollectorConfig, "how batches are collected")
+    env: EnvConfig = option(EnvConfig, "the environment", parts=ENVS)
+    policy: PolicyConfig = option(PolicyConfig, "the policy", parts=POLICIES)
+    collector: CollectorConfig = option(CollectorConfig, "how batches are collected", parts=COLLECTORS)
     weights: WeightsConfig = option(
         WeightsConfig, "how new weights reach the acting policy", read_by={"collector": ("multi_async", "async")}
     )
-    memory: MemoryConfig = option(MemoryConfig, "how the next observation is stored")
+    memory: MemoryConfig = option(MemoryConfig, "how the next observation is stored", parts=MEMORIES)
     device: DeviceConfig = option(DeviceConfig, "devices")
-    logger: LoggerConfig = option(LoggerConfig, "where metrics go")
+    logger: LoggerConfig = option(LoggerConfig, "where metrics go", parts=LOGGERS)
     console: ConsoleConfig = option(ConsoleConfig, "what the terminal shows")
     run: RunConfig = option(RunConfig, "folder, checkpoints, evaluation")
