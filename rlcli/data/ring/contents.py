@@ -2,7 +2,7 @@
 
 ```
 row     observation   action   ("next", "reward") ...    in the storage, packed by codes; of stacks the newest frame
-beside  index: what follows what      pool: next observations of no row      stacks: older frames      sparse columns
+beside  index: what follows what      pairs: next observations of no row     stacks: older frames      sparse columns
 ```
 `read` gathers key by key and is the judge of what is right; `rlcli.data.ring.plans` does the same in one pass where
 rows are plain.
