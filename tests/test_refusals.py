@@ -10,8 +10,8 @@ from rlcli import errors
 
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.RlcliError)}
 ENOUGH = {  # sites whose first words say it all: two things that exclude each other, or one that needs another
-    "spelled", "run_folder", "_unknown_verb", "own_length", "read_text", "raise_all", "lineage", "_stacked", "_check",
-    "MultiAsyncCollector.__init__", "CollectorOptions.next_obs_mode", "CollectorOptions.trajectories",
+    "spelled", "run_folder", "_unknown_verb", "own_length", "read_text", "raise_all", "lineage", "stacked_among",
+    "_check", "MultiAsyncCollector.__init__", "CollectorOptions.next_obs_mode", "CollectorOptions.trajectories",
     "CollectorOptions._check_split", "HeldRows.put_back", "TrajectoryIndex.draw", "Ring.overwrite",
     "SharedRows.scatter", "EnvBase.rollout", "Composite.__delitem__", "MapTransform.__init__",
 }  # fmt: skip
