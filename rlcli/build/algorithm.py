@@ -16,14 +16,13 @@ from rlcli.build.policy import actor_and_critic, gradient_actor, network_options
 from rlcli.config import registry
 from rlcli.config.choices.learn import ValueConfig
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
-from rlcli.data.next_obs.modes import KEEPS
+from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.learning.optimizer import Linear
 from rlcli.modules import ActorCritic
 from rlcli.objectives import value
 from rlcli.runs.folder import Run
-from rlcli.specs.field import NONE
 
 if TYPE_CHECKING:
     from rlcli.objectives.value.estimator import ValueEstimator

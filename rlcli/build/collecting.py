@@ -20,7 +20,7 @@ from rlcli.collectors.schema import row_specs
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
-from rlcli.data.next_obs.modes import KEEPS
+from rlcli.data.next_obs import modes
 from rlcli.jobs.collection import Collection, fill
 from rlcli.keys import (
     DONE,
@@ -42,7 +42,6 @@ from rlcli.runs.folder import Run, start_command
 from rlcli.runs.provenance import surroundings
 from rlcli.runs.session import new_run
 from rlcli.runs.signals import StopSignals
-from rlcli.specs import field
 from rlcli.specs.base import fill_for
 
 
@@ -94,7 +93,7 @@ def collection_of(
         "env": cfg.env.id, "seed": cfg.seed, "envs": collector.envs, "next_obs": cfg.memory.next_obs
     }  # fmt: skip
     kind |= {"compressed": True} if cfg.memory.compress else {}
-    if KEEPS[cfg.memory.next_obs] == field.NONE:
+    if modes.KEEPS[cfg.memory.next_obs] == modes.NONE:
         kind |= {"fill_value": fill_value, "observations": [list(as_tuple(key)) for key in observed]}
     versions = surroundings(threads, devices(cfg).values(), registry.imported)
     return Collection(

@@ -21,7 +21,7 @@ from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.folder import JOURNAL
 from rlcli.data.files.dumps import FOLDERS
 from rlcli.data.files.row_files import SavedRows
-from rlcli.data.next_obs.modes import KEEPS
+from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.storages.row_journal import unfinished
@@ -33,7 +33,6 @@ from rlcli.keys import DONE, NEXT, REWARD, TERMINATED, TRAJ_IDS, Key, show, unra
 from rlcli.runs import checkpoint
 from rlcli.runs.checkpoint import gone_before
 from rlcli.runs.folder import CHECKPOINTS, RUN, Run, nothing_saved
-from rlcli.specs.field import NONE
 
 LONG = ("observations", "config", "versions", "specs")  # of the header: more than a line
 PART = 4096  # rows that are looked at together

@@ -16,10 +16,9 @@ from rlcli.config.run_files import SEGMENTS, SUMMARY, read_run_file, saved_frame
 from rlcli.data.fields import DTYPE, KEY, SHAPE
 from rlcli.data.files.disk import STAMP
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
-from rlcli.data.next_obs.modes import KEEPS
+from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key, unravel
-from rlcli.specs.field import NONE
 from rlcli.typed import Misfit, anything, flag, kinds, listed, mapping, number, optional, record, some, text, whole
 
 SUFFIX, FORMAT, VERSION = ".safetensors", "rlcli-segments", 3
