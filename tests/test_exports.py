@@ -12,7 +12,7 @@ ROOT = Path(rlcli.__file__).parents[1]
 PACKAGES = sorted(
     ".".join(path.relative_to(ROOT).parts[:-1])
     for path in (ROOT / "rlcli").rglob("__init__.py")
-    if "lazily(__name__)" in path.read_text(encoding="utf-8")
+    if "__all__ = lazily(__name__)" in path.read_text(encoding="utf-8")
 )
 
 

@@ -43,8 +43,15 @@ def build_buffer(
     """Build storage, sampler and a sample's transforms; `rebuilt` observations come from the row that follows."""
     from rlcli import transforms
     from rlcli.data import buffer as buffers  # of both, what is used alone is loaded
+    from rlcli.data.samplers import Sampler
 
-    sampler = build_sampler(cfg)
+    options = registry.arguments("sampler", cfg.sampler)
+    options.pop("beta_frames", None)  # of the loop
+    if by_priority(cfg):
+        options["max_capacity"] = cfg.storage.max_size
+    if {"num_slices", "slice_len"} <= options.keys():
+        options["num_slices"], options["slice_len"] = slices_of(cfg)
+    sampler = registry.build("sampler", cfg.sampler.kind, Sampler, seed=cfg.seed, **options)
     kind: Any = buffers.TensorDictReplayBuffer if sampler.has_priorities else buffers.ReplayBuffer
     buffer = kind(
         storage=build_storage(cfg, run), sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
@@ -68,19 +75,6 @@ def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
         return {}
     stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
     return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}
-
-
-def build_sampler(cfg: Config) -> Sampler:
-    from rlcli.data.samplers import Sampler
-
-    s = cfg.sampler
-    options = registry.arguments("sampler", s)
-    options.pop("beta_frames", None)  # of the loop
-    if by_priority(cfg):
-        options["max_capacity"] = cfg.storage.max_size
-    if {"num_slices", "slice_len"} <= options.keys():
-        options["num_slices"], options["slice_len"] = slices_of(cfg)
-    return registry.build("sampler", s.kind, Sampler, seed=cfg.seed, **options)
 
 
 def clear_rows(folder: Path) -> None:

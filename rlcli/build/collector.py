@@ -17,7 +17,7 @@ from rlcli.collectors.options import FIELDS
 from rlcli.config.installed import accelerator
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
-from rlcli.keys import Key, unravel
+from rlcli.keys import Key
 from rlcli.modules import ActorCritic, RandomPolicy
 from rlcli.modules.exploration import EXPLORATION
 from rlcli.modules.masks import find_action_mask
@@ -103,11 +103,6 @@ def slices_of(cfg: Config) -> tuple[int, int]:
     s = cfg.sampler
     length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
     return s.num_slices or s.batch_size // length, length
-
-
-def keys_of(entries: Sequence[Any]) -> list[Key]:
-    """Return the keys that `memory.keep` spells."""
-    return [unravel(tuple(entry) if isinstance(entry, list) else entry) for entry in entries]
 
 
 def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:

@@ -25,18 +25,8 @@ WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return those of a policy gradient."""
     mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
-    return build_actor_critic(
-        env.observation_spec, env.action_spec, action_mask_key=mask, **gradient_actor(cfg), **network_options(cfg)
-    )
-
-
-def gradient_actor(cfg: CollectConfig) -> dict[str, Any]:
-    """Return what `build_actor_critic` takes beside the options of all networks."""
-    p = cfg.policy
-    return {
-        "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
-        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg) if p.kind in RECURRENT else None,
-    }  # fmt: skip
+    network, actor = network_options(cfg)
+    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **actor, **network)
 
 
 def recurrence(cfg: CollectConfig) -> Recurrence:
@@ -54,13 +44,17 @@ def recurrence(cfg: CollectConfig) -> Recurrence:
     return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
 
 
-def network_options(cfg: CollectConfig) -> dict[str, Any]:
-    """Return what the networks of every algorithm are built with."""
-    p = cfg.policy
-    activation = None if p.activation == "auto" else p.activation
-    net = "auto" if p.kind in RECURRENT else p.kind
-    return {
-        "net": net, "hidden": p.hidden, "activation": activation, "orthogonal": p.orthogonal, "generator": cfg.seed
+def network_options(cfg: CollectConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the networks of every algorithm are built with, and what a policy gradient's actor takes beside."""
+    p, recurrent = cfg.policy, cfg.policy.kind in RECURRENT
+    network = {
+        "net": "auto" if recurrent else p.kind, "hidden": p.hidden,
+        "activation": None if p.activation == "auto" else p.activation, "orthogonal": p.orthogonal,
+        "generator": cfg.seed,
+    }  # fmt: skip
+    return network, {
+        "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
+        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg) if recurrent else None,
     }  # fmt: skip
 
 

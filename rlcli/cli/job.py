@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,6 @@ from rlcli.cli.flags import Flags, read, run_folder
 from rlcli.cli.main import loading
 from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError, in_words
-
-Start = Callable[[Any, list[str]], Any]
 
 
 def flags_of(verb: str) -> Flags:
@@ -25,31 +25,14 @@ def flags_of(verb: str) -> Flags:
     return flags
 
 
-def train(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli train`."""
-    return _run("train", words, recipe_dirs, start_training)
-
-
-def collect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli collect`."""
-    return _run("collect", words, recipe_dirs, start_collecting)
-
-
-def start_training(cfg: Any, overrides: list[str]) -> Any:
+def start(verb: str, cfg: Any, overrides: list[str]) -> Any:
+    """Run one job."""
     with loading(quiet=cfg.console.kind == "off"):
-        from rlcli.build import train
-
-    return train(cfg, overrides)
-
-
-def start_collecting(cfg: Any, overrides: list[str]) -> Any:
-    with loading(quiet=cfg.console.kind == "off"):
-        from rlcli.build import collect
-
-    return collect(cfg, overrides)
+        job = getattr(import_module("rlcli.build"), verb)
+    return job(cfg, overrides)
 
 
-def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Start) -> int:
+def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Do what the words ask of a verb: print help or the configuration, or `start` one job or several."""
     args = flags_of(verb).parse(words, "overrides")
     if args.help:
@@ -72,10 +55,13 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Sta
     elif args.multirun:
         from rlcli.cli.sweep import sweep
 
-        sweep(ready, start, recipe_dirs)
+        sweep(ready, partial(start, verb), recipe_dirs)
     elif ready.job is not None:
-        start(ready.job.cfg, list(args.overrides))
+        start(verb, ready.job.cfg, list(args.overrides))
     return 0
+
+
+train, collect = partial(_run, "train"), partial(_run, "collect")
 
 
 def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve: bool = True) -> None:

@@ -20,6 +20,7 @@ from rlcli.data.next_obs.modes import KEEPS, next_in, overflows, shared, stored
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
 from rlcli.keys import (
+    ACTION,
     DONE,
     END_FLAGS,
     POLICY_VERSION,
@@ -125,7 +126,7 @@ class RowSchema:
     # ---- what its rows hold, in any mode -----------------------------------------------------------------------------
     def rows(self, env: EnvBase, lanes: int, steps: int) -> RowSchema:
         """Return the schema of batches `[lanes, steps]` as tensors, of what the consumer gets."""
-        leaves = [*env.full_action_spec.items(True, True), *env.full_observation_spec.items(True, True)]
+        leaves = [(ACTION, env.action_spec), *env.full_observation_spec.items(True, True)]
         choices = {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
         kept = {key: f for key, f in {**self.fields, **self.late}.items() if f.stored or f.next != NONE}
         fields = {key: replace(f, dtype=torch_dtype(f.dtype), choices=choices.get(key)) for key, f in kept.items()}

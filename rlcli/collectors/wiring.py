@@ -178,8 +178,9 @@ def wire(
     asked, cpu = placement.env, torch.device("cpu")
     if vec_env.on_tensordicts and asked and not same_device(asked, vec_env.env.device or cpu):
         vec_env.env.to(asked)
-    vec_env.limit_frames(options.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
-    vec_env.limit_frames(None)
+    if options.max_frames_per_traj is not None:
+        vec_env.limit_frames(options.max_frames_per_traj)  # may refuse
+        vec_env.limit_frames(None)  # the engine limits only the episodes that it begins
     reward: Fields = {REWARD: Field((1,), np.dtype(np.float32))}
     shown = dict(vec_env.schema)
     for transform in transforms:
@@ -313,20 +314,14 @@ def _kept(
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:
-    """Replace values `[*batch, *shape]` that the env may not show under `key` by ones that it may."""
-    specs = {
-        unravel(k): spec
-        for full in (env.full_state_spec, env.full_observation_spec)
-        for k, spec in full.items(True, True)
-    }
-    spec = specs[key].to("cpu") if key in specs else None
-    given = torch.from_numpy(values)
-    if spec is not None and tuple(spec.shape) == values.shape and not spec.is_in(given.to(spec.dtype)):
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            return spec.rand().to(given.dtype).numpy()
+    """Move values `[*batch, *shape]`, numbers from 0 on, to where the env may show them under `key`."""
     interval = intervals.get(key)
-    if interval is not None and interval.shape == values.shape[len(env.batch_size) :] and not interval.holds(values):
-        above = values + np.where(np.isfinite(interval.low), interval.low, 0)
-        return np.clip(above, interval.low, interval.high).astype(values.dtype)
+    if interval is not None and interval.shape == values.shape[len(env.batch_size) :]:
+        low, high = interval.low, interval.high
+        moved = np.clip(values + np.where(np.isfinite(low), low, 0), low, high)
+        values = np.where((values < low) | (values > high), moved, values).astype(values.dtype)
+    for full in (env.full_observation_spec, env.full_state_spec):
+        for name, spec in full.items(True, True):
+            if unravel(name) == key and spec.shape == values.shape:
+                return spec.to("cpu").project(torch.from_numpy(values).to(spec.dtype)).numpy().astype(values.dtype)
     return values

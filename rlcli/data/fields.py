@@ -14,18 +14,12 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import Key, as_tuple, show, unravel
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
-from rlcli.typed import Misfit, choice, listed, row, text, whole
 
 DTYPES = {
     dtype_name(x): x
     for x in vars(torch).values()
     if isinstance(x, torch.dtype) and not str(x).startswith(("torch.q", "torch.bits"))
 }
-KEY = listed(text(r"(?s).+"), least=1)
-SHAPE = listed(whole(), most=64)
-DTYPE = choice(*DTYPES)
-MOST_BYTES = 1 << 46  # of one row
-_FIELDS = listed(row(KEY, DTYPE, SHAPE))
 
 
 def width_of(fields: Mapping[Key, Field]) -> int:
@@ -74,18 +68,8 @@ def listed_fields(fields: Mapping[Key, Field]) -> list[list[Any]]:
 
 
 def read_fields(listed: Sequence[Sequence[Any]]) -> dict[Key, Field]:
-    """Return the fields of `listed_fields`; `check_fields` has looked at those of a file."""
+    """Return the fields of `listed_fields`; `check_fields` (files/tensors.py) has looked at those of a file."""
     return {unravel(tuple(key)): Field(tuple(shape), DTYPES[dtype]) for key, dtype, shape in listed}
-
-
-def check_fields(x: Any) -> None:
-    """Refuse (Misfit) what is not as `listed_fields` writes it."""
-    _FIELDS(x)
-    keys = [tuple(key) for key, _, _ in x]
-    if len(set(keys)) < len(keys):
-        raise Misfit("a key is there twice")
-    if (width := sum(math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in x)) > MOST_BYTES:
-        raise Misfit(f"a row would have {width:,} bytes")
 
 
 def bytes_of(column: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ from tensordict.nn.utils import biased_softplus
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from rlcli.recognise import declare, own
+from rlcli.recognise import FOREIGN, own
 
 T = TypeVar("T")
 # of other libraries: sequences, and what neither keeps what it is given nor writes to it
-declare(
+FOREIGN |= {
     TensorDictModule,
     TensorDictSequential,
     ProbabilisticTensorDictModule,
@@ -32,7 +32,7 @@ declare(
     *(nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm),
     *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
     *(NormalParamExtractor, biased_softplus),
-)
+}
 _EVERYWHERE = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,

@@ -106,8 +106,8 @@ def test_a_stopped_sweep_names_what_never_ran(started, monkeypatch, tmp_path, ca
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     ran = []
-    seen = lambda cfg, overrides: ran.append((cfg.seed, cfg.memory.next_obs))  # noqa: E731
-    monkeypatch.setattr("rlcli.cli.job.start_training", seen)
+    seen = lambda verb, cfg, overrides: ran.append((cfg.seed, cfg.memory.next_obs))  # noqa: E731
+    monkeypatch.setattr("rlcli.cli.job.start", seen)
     for command in commands:
         assert main(shlex.split(command)[1:]) == 0
     assert ran == left
@@ -126,7 +126,7 @@ def test_a_sweep_of_a_recipe_is_continued_by_its_values(started, monkeypatch, tm
     err = capsys.readouterr().err
     (command,) = re.findall(r"^  rlcli (train -m .*)$", err, re.M)
     ran = []
-    monkeypatch.setattr("rlcli.cli.job.start_training", lambda cfg, overrides: ran.append(cfg.seed))
+    monkeypatch.setattr("rlcli.cli.job.start", lambda verb, cfg, overrides: ran.append(cfg.seed))
     assert main(shlex.split(command)) == 0
     assert ran == [2, 3]
 

@@ -102,15 +102,15 @@ def _on_rows(
     if (family := _loop_family(function, setting.actions)) is None:
         return "its distribution is none that rlcli draws from"
     taken = numpy_dtype(outputs[ACTION].dtype)
-    if taken is None or (setting.actions.encoded and taken != setting.actions.stored[1]):
+    if taken is None or (setting.actions.encoded and taken != setting.actions.stored.dtype):
         return f"its actions are {dtype_name(outputs[ACTION].dtype)}"
     if (
         written is None
         or not written.keys().isdisjoint(setting.inputs)  # rows keep what the env showed
-        or any(key not in written or len(written[key][0]) != 1 for key in function.param_keys)  # rows [N, k]
+        or any(key not in written or len(written[key].shape) != 1 for key in function.param_keys)  # rows [N, k]
     ):
         return "what it writes is not float32, one row a step, beside what the env shows"
-    options = None if setting.actions.kind == "box" else family.options(written[function.param_keys[0]][0][0])
+    options = None if setting.actions.kind == "box" else family.options(written[function.param_keys[0]].shape[0])
     if setting.actions.kind != "box" and (options is None or (np.asarray(options) - 1 > setting.actions.last).any()):
         return "it may choose what the env does not offer: each action is looked at"
     function = function._replace(family=family)

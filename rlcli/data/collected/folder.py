@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.config.run_files import SEGMENTS, SUMMARY, read_run_file, saved_frames
-from rlcli.data.fields import DTYPE, KEY, SHAPE
 from rlcli.data.files.disk import STAMP
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
+from rlcli.data.files.tensors import DTYPE, KEY, SHAPE
 from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key, unravel
