@@ -24,6 +24,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # files of half a minute or more: one that began late would keep one core busy when the other has nothing left
 LONGEST = ("planning/test_plan.py", "collectors/test_collector_faults.py", "envs/test_worker_faults.py")
+# rooms whose tests fork hundreds of times: with all that is loaded by a suite's end, a fork takes three times as long
+FORKING = ("faults", "data/shared")
 
 
 def pytest_configure(config) -> None:
@@ -46,9 +48,14 @@ def pytest_collection_modifyitems(config, items) -> None:
                 item.add_marker(pytest.mark.slow)
     tests = config.rootpath / "tests"
     first = [tests / file for file in LONGEST]
-    items.sort(  # stable: the others keep their order
-        key=lambda item: first.index(item.path) if item.path in first else len(first) + (item.path.parent != tests)
-    )
+
+    def place(item) -> int:
+        if item.path in first:
+            return first.index(item.path)
+        forks = any(tests / folder in item.path.parents for folder in FORKING)
+        return len(first) + (0 if forks else 1 if item.path.parent == tests else 2)
+
+    items.sort(key=place)  # stable: the others keep their order
 
 
 def pytest_collection_finish() -> None:
@@ -72,6 +79,31 @@ def _packages_are_of_one_file():
     before = list(registry.imported)
     yield
     registry.imported[:] = before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_begin_with_what_tests_import():
+    """One fork server serves the workers of all collectors and envs, and has imported what tests do."""
+    from rlcli.processes import worker
+
+    served, here = worker._served, os.getpid()
+
+    def warm(target, theirs, spawn, preload):
+        if os.getpid() == here:  # a fork of this process has a server of its own, which few ask
+            preload = ["tests.preloaded" if name.startswith("rlcli.") else name for name in preload]
+        return served(target, theirs, spawn, preload)
+
+    worker._served = warm
+    yield served
+    worker._served = served
+
+
+@pytest.fixture
+def cold_workers(workers_begin_with_what_tests_import, monkeypatch) -> None:
+    """Workers of this test begin as a user's do."""
+    from rlcli.processes import worker
+
+    monkeypatch.setattr(worker, "_served", workers_begin_with_what_tests_import)
 
 
 def pytest_unconfigure() -> None:

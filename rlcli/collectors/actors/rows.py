@@ -34,6 +34,8 @@ from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.modules import recurrent
 from rlcli.modules.actor import Actor
 from rlcli.modules.distributions.family import Family
+from rlcli.modules.head import StateIndependentScale
+from rlcli.modules.masks import ActionMask
 from rlcli.modules.stages import Stage
 from rlcli.modules.watch import ModuleWatch
 from rlcli.specs.dtypes import dtype_name
@@ -58,21 +60,20 @@ class FastActor(ActorRunner):
         self.actions, stages = setting.actions, function.stages
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
-        self.cells = [stage.cells for stage in stages]
-        plain_stages = [stage.scale is not None or stage.only_reads for stage in stages]
+        self.cells = [stage.cells if stage.state_keys else None for stage in stages]
         self.calls = any(
-            layers is None and cells is None and not plain
-            for layers, cells, plain in zip(self.layers, self.cells, plain_stages, strict=True)
+            layers is None and cells is None and not stage.only_reads
+            for stage, layers, cells in zip(stages, self.layers, self.cells, strict=True)
         )
         if self.calls:  # a module of somebody's: all are called, on tensors of each step's own
             self.layers, self.cells = [None] * len(stages), [None] * len(stages)
         pairs = zip(stages, self.cells, strict=True)  # not is_init of cells: their rows are reset
         read = (stage.in_keys if cells is None else stage.in_keys[:-1] for stage, cells in pairs)
         self.reads = {key for keys in read for key in keys} - set(written)
-        self.states = function.carries
+        self.states = [key for stage in stages for key in stage.state_keys]
         # features are a part of the state, which is looked at: where nobody wants them they need no column
-        others = {key for stage in stages if not stage.recurrent for key in stage.out_keys}
-        self.passing = {stage.out_keys[0] for stage in stages if stage.recurrent} - others - {*function.param_keys}
+        others = {key for stage in stages if not stage.state_keys for key in stage.out_keys}
+        self.passing = {stage.out_keys[0] for stage in stages if stage.state_keys} - others - {*function.param_keys}
         self.live: Fields = {}
         self.once: Fields = {**written, ACTION: Field(self.actions.stored.shape, taken)}
         self.log_prob_key, self.log_prob_shape = function.log_prob_key, log_prob_shape
@@ -135,7 +136,7 @@ class _BoundFastActor(BoundActor):
     def _bind_weights(self) -> None:
         self.version = self.actor.version
         stages = () if self.actor.calls else self.actor.function.stages
-        self.scales = {stage.out_keys[0]: stage.scale for stage in stages if stage.scale is not None}
+        self.scales = {stage.out_keys[0]: stage.module for stage in stages if stage.is_plain(StateIndependentScale)}
         moving = [key not in self.scales for key in self.actor.function.param_keys]
         self.more_rows = [
             [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
@@ -165,10 +166,10 @@ class _BoundFastActor(BoundActor):
                 runs.append(step_on_rows(cells.weights(), x, before, after, features))
             elif layers is not None:
                 runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
-            elif stage.mask is not None:
+            elif stage.is_plain(ActionMask):
                 logits, mask = (self.rows[key] for key in stage.in_keys)
-                runs.append(stage.mask.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
-            elif stage.scale is None:
+                runs.append(stage.module.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
+            elif not stage.is_plain(StateIndependentScale):
                 runs.append(_on_the_rows(stage, self.rows))
         return runs[0] if len(runs) == 1 else _all(runs)
 
@@ -289,7 +290,7 @@ class _BoundFastActor(BoundActor):
             self._check_odd(t)
             return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
 
-        masked = any(stage.mask is not None for stage in self.actor.function.stages)
+        masked = any(stage.is_plain(ActionMask) for stage in self.actor.function.stages)
         act = act_masked if masked else act_mode if self.drawn is None else act_drawn
         loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
