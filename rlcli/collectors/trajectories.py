@@ -25,8 +25,7 @@ from torch import Tensor
 
 from rlcli.arguments import refuse
 from rlcli.data.next_obs import Packed, Rows, unpack
-from rlcli.data.next_obs.rows import is_sparse
-from rlcli.data.next_obs.sparse import Sparse, nothing_of, sparse_of
+from rlcli.data.next_obs.sparse import Sparse, is_sparse, nothing_of, sparse_of
 from rlcli.data.splitting import padded
 from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS, TRUNCATED, Key, as_tuple, unravel
 
