@@ -27,7 +27,7 @@ INSIDE = {
     "rlcli.data.next_obs.rows": "Rows",
     "rlcli.data.ring.ring": "Ring",
     "rlcli.learning.update": "Update",
-    "rlcli.modules.build": "Recurrence",
+    "rlcli.modules.recurrent.modules": "Recurrence",
     "rlcli.processes.channel": "Channel packed unpacked",
     "rlcli.processes.group": "WorkerGroup",
     "rlcli.processes.line": "Line serve",

@@ -97,7 +97,7 @@ def test_a_file_that_nobody_imported_is_found_as_an_attribute(loaded):
 def test_learning_on_policy_loads_no_buffers(loaded):
     found = loaded("training")
     rooms = ("buffer", "samplers", "shared", "collected", "stored", "index", "ring", "storages.mapped")
-    assert {"rlcli.data.files.checkpoints", "rlcli.learning.gradient_ppo"} <= found
+    assert {"rlcli.data.files.checkpoint_reader", "rlcli.learning.gradient_ppo"} <= found
     assert not below(found, "data.", *rooms)
 
 

@@ -16,7 +16,7 @@ from rlcli.build.policy import actor_and_critic, network_options, optimizer_opti
 from rlcli.config import registry
 from rlcli.config.choices.learn import ValueConfig
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
-from rlcli.data.next_obs.modes import keeps_none
+from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import unravel
@@ -83,7 +83,7 @@ def algorithm_of(cfg: Config) -> Algorithm:
         },
         action_mask_key=p.action_mask_key, device=places["train_device"],
         storing_device=places["storing_device"], keep=[*map(unravel, cfg.memory.keep)],
-        next_dropped=keeps_none(cfg.memory.next_obs), whole_trajectories=bool(cfg.collector.trajs_per_batch),
+        next_dropped=KEEPS[cfg.memory.next_obs] == NONE, whole_trajectories=bool(cfg.collector.trajs_per_batch),
         draws=draws(cfg), batch_size=s.batch_size, slice_len=s.slice_len,
         strict_length=slices_of(cfg)[1] if s.strict_length else None, epochs=o.epochs,
         update={

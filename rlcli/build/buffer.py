@@ -18,7 +18,7 @@ from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
-from rlcli.data.next_obs.modes import codes, of_buffer, shares
+from rlcli.data.next_obs.modes import CODED, KEEPS, SHARED, of_buffer
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
 from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
@@ -59,7 +59,7 @@ def build_buffer(
         frame_stack=frame_stacks(cfg, collector.rows()) or None,
         codes=cfg.storage.codes,
     )  # fmt: skip
-    if codes(cfg.memory.next_obs):
+    if KEEPS[cfg.memory.next_obs] == CODED:
         buffer.append_transform(transforms.NextObservationDelta())
     if rebuilt:
         buffer.append_transform(transforms.NextStateReconstructor(rebuilt))
@@ -71,7 +71,7 @@ def build_buffer(
 def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
     """Return observations stored as their newest frame, and the frames in a stack; transformed ones are not."""
     frames, memory = cfg.env.frame_stack, cfg.memory
-    if frames is None or frames < 2 or memory.frame_stack != "auto" or not shares(memory.next_obs):
+    if frames is None or frames < 2 or memory.frame_stack != "auto" or KEEPS[memory.next_obs] != SHARED:
         return {}
     stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
     return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}

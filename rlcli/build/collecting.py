@@ -20,7 +20,7 @@ from rlcli.collectors.schema import row_specs
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
-from rlcli.data.next_obs.modes import keeps_none
+from rlcli.data.next_obs import modes
 from rlcli.jobs.collection import Collection, fill
 from rlcli.keys import (
     DONE,
@@ -93,7 +93,7 @@ def collection_of(
         "env": cfg.env.id, "seed": cfg.seed, "envs": collector.envs, "next_obs": cfg.memory.next_obs
     }  # fmt: skip
     kind |= {"compressed": True} if cfg.memory.compress else {}
-    if keeps_none(cfg.memory.next_obs):
+    if modes.KEEPS[cfg.memory.next_obs] == modes.NONE:
         kind |= {"fill_value": fill_value, "observations": [list(as_tuple(key)) for key in observed]}
     versions = surroundings(threads, devices(cfg).values(), registry.imported)
     return Collection(

@@ -14,8 +14,8 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.keys import unravel
-from rlcli.modules import ActorCritic, build_actor_critic
-from rlcli.modules.build import RECURRENT, Recurrence
+from rlcli.modules import ActorCritic, build_actor_critic, recurrent
+from rlcli.modules.build import RECURRENT
 from rlcli.modules.masks import find_action_mask, mask_key_of, with_action_mask
 from rlcli.processes.process import cores
 
@@ -29,7 +29,7 @@ def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **actor, **network)
 
 
-def recurrence(cfg: CollectConfig) -> Recurrence:
+def recurrence(cfg: CollectConfig) -> recurrent.Recurrence:
     """Return the recurrent layer of the policy."""
     p = cfg.policy
     if p.shared is False:
@@ -41,7 +41,7 @@ def recurrence(cfg: CollectConfig) -> Recurrence:
     options = {
         "recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute
     }  # fmt: skip
-    return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
+    return recurrent.Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
 
 
 def network_options(cfg: CollectConfig) -> tuple[dict[str, Any], dict[str, Any]]:

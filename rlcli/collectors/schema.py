@@ -16,8 +16,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from rlcli.data.fields import on_torch
-from rlcli.data.next_obs.modes import NEXT, next_in, overflows, shared, stored
+from rlcli.data.next_obs.modes import KEEPS, next_in, overflows, shared, stored
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
 from rlcli.keys import (
@@ -37,6 +36,7 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.specs import Categorical
+from rlcli.specs.dtypes import torch_dtype
 from rlcli.specs.field import BATCH, LATE, NONE, OWN, PASS, ROW, SPARSE, Field, Fields
 from rlcli.transforms import Faces
 
@@ -76,7 +76,7 @@ class RowSchema:
 
     @property
     def next(self) -> str:
-        return NEXT[self.mode]
+        return KEEPS[self.mode]
 
     @cached_property
     def with_next(self) -> list[Key]:
@@ -123,12 +123,9 @@ class RowSchema:
         """Return the schema of batches `[lanes, steps]` as tensors, of what the consumer gets."""
         leaves = [(ACTION, env.action_spec), *env.full_observation_spec.items(True, True)]
         choices = {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
-        fields = on_torch({**self.fields, **self.late})
-        kept = {key: f for key, f in fields.items() if f.stored or f.next != NONE}
-        return replace(
-            self, lanes=lanes, steps=steps, late={},
-            fields={key: replace(field, choices=choices.get(key)) for key, field in kept.items()},
-        )  # fmt: skip
+        kept = {key: f for key, f in {**self.fields, **self.late}.items() if f.stored or f.next != NONE}
+        fields = {key: replace(f, dtype=torch_dtype(f.dtype), choices=choices.get(key)) for key, f in kept.items()}
+        return replace(self, lanes=lanes, steps=steps, late={}, fields=fields)
 
     @property
     def frames(self) -> int:

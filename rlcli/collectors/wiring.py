@@ -17,7 +17,7 @@ from rlcli.collectors.actors.which_actor import choose_actor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import ALWAYS, RowSchema, refuse_unknown, schema_of
-from rlcli.data.next_obs.modes import NEXT
+from rlcli.data.next_obs.modes import KEEPS
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods
 from rlcli.envs.mdp import on_tensordicts
@@ -92,12 +92,12 @@ def with_transforms(
     if policy is not None and options.auto_register_policy_transforms:
         env = with_policy_transforms(env, policy)
     delta, transforms = None, transforms_on(env)
-    if transforms or NEXT[options.next_obs_mode()] == CODED:
+    if transforms or KEEPS[options.next_obs_mode()] == CODED:
         from rlcli.transforms.next_observation_delta import NextObservationDelta
 
         delta = next((t for t in transforms if isinstance(t, NextObservationDelta)), None)
     mode = options.next_obs_mode(delta is not None)
-    if delta is None and NEXT[mode] == CODED:
+    if delta is None and KEEPS[mode] == CODED:
         delta = NextObservationDelta(delta_dtype=options.delta_dtype, on_overflow=options.on_overflow)
         env = TransformedEnv(env, delta)
     return env, delta, mode

@@ -19,9 +19,9 @@ from rlcli.kernels.mlp import Replay, keep_recent
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
+from rlcli.modules.masks import ActionMask
 from rlcli.modules.stages import layers_of
 from rlcli.modules.values import LogScaleExtractor, StateActionMLP
-from rlcli.modules.watch import plain
 from rlcli.objectives.dqn import DQNLoss
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import MASK_KEYS
@@ -68,7 +68,7 @@ class ClosedDQN:
 
         self.loss, self.online, self.delayed, self.key = loss, online, delayed, key
         last = loss.online.stages[-1]  # type: ignore[union-attr, index]
-        self.mask = last if last.mask is not None else None
+        self.mask = last if last.is_plain(ActionMask) else None
         self._kernel, self._kind = dqn.q_learning, dqn.KINDS[loss.loss_function]
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bo
 
 def _replayed(values: Lowered | SequenceActionValues, trained: bool) -> Replay | None:
     stages = (values.stages or ()) if isinstance(values, Lowered) else ()
-    masked = len(stages) == 2 and stages[1].mask is not None
+    masked = len(stages) == 2 and stages[1].is_plain(ActionMask)
     if len(stages) != 1 + masked or stages[0].layers is None:
         return None
     return Replay(stages[0].layers, trained)
@@ -157,7 +157,7 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
     """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     family, stages, action = loss.density.family, loss.density.stages, loss.tensor_keys.action
-    if len(stages) != 2 or not plain(stages[1].module, LogScaleExtractor):
+    if len(stages) != 2 or not stages[1].is_plain(LogScaleExtractor):
         return None
     layers, keys = stages[0].layers, stages[0].in_keys
     if layers is None or len(keys) != 1 or type(family) is not TanhNormalFamily:
@@ -284,8 +284,7 @@ def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
     stages = critic.stages
     if stages is None or len(stages) != 1 or list(stages[0].in_keys) != keys:
         return None
-    module = stages[0].module
-    layers = layers_of(module.mlp) if plain(module, StateActionMLP) else None
+    layers = layers_of(stages[0].module.mlp) if stages[0].is_plain(StateActionMLP) else None
     if layers is None or (trained and any(linear.weight.grad is None for linear, _ in layers)):
         return None
     return Replay(layers, trained)

@@ -158,6 +158,7 @@ class QValueModule(TensorDictModuleBase):
     """
 
     fast = True
+    role = "chooses"  # see `stages.take_apart`
     settings = ("action_value_key", "action_mask_key", "action_space")
 
     def __init__(
@@ -258,6 +259,7 @@ class EGreedyModule(TensorDictModuleBase):
     """
 
     fast = True
+    role = "explores"
     settings = ("action_key", "action_mask_key", "n")
     eps: Tensor
     frames: Tensor

@@ -199,12 +199,8 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
 
 def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry:
     """Return a lazy next observation's line: its extra rows and index; the observations belong to their key."""
-    nbytes, ends = claims.claim(value.extra), value.ends
-    if ends is not None:
-        nbytes += claims.claim(ends)
-    if ends is None or value.nbytes_held > value.extra.nbytes + ends.nbytes:  # else nothing has built the index
-        nbytes += claims.claim(value.index)
-    nbytes += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
+    # of the observations nothing, unless the batch dropped them
+    nbytes = sum(claims.claim(x) for x in (*value.held(), value.obs))
     full = value.numel() * value.element_size()
     saved, note = kept_few(key, full, nbytes) if value.sparse else (full - nbytes, "exact")
     return LedgerEntry(ROLLOUT, show(key), nbytes, *_describe(value), per_frame=nbytes / frames, saved=saved, note=note)

@@ -80,7 +80,7 @@ class Run:
     @property
     def checkpoints(self) -> list[Path]:
         """Return finished checkpoint folders, oldest first, unverified."""
-        from rlcli.data.files.checkpoints import FOLDERS  # imports torch
+        from rlcli.data.files.checkpoint_reader import FOLDERS  # imports torch
 
         return FOLDERS.paths(self.path / CHECKPOINTS)
 

@@ -29,9 +29,9 @@ def files(tmp_path):
     return [tmp_path / "0", tmp_path / "1"]
 
 
-def makers(files, make=pair, lengths=(5, 4)):
+def makers(files, make=pair, lengths=(5, 4), delay=0.02):
     """The second worker is a straggler."""
-    return [partial(make, files[0], lengths[0]), partial(make, files[1], lengths[1], 0.02)]
+    return [partial(make, files[0], lengths[0]), partial(make, files[1], lengths[1], delay)]
 
 
 def rows_of(batches, lane):
@@ -144,7 +144,7 @@ def test_episodes_are_reported_as_long_as_they_were(files):
 def test_nobody_is_preempted_where_all_are_waited_for(files):
     options = {"frames_per_batch": 40, "total_frames": 80, "cat_results": 0, "seed": 3}
     for threshold in (None, 1.0):
-        with MultiSyncCollector(makers(files), None, preemptive_threshold=threshold, **options) as c:
+        with MultiSyncCollector(makers(files, delay=0.005), None, preemptive_threshold=threshold, **options) as c:
             assert [batch.shape for batch in c] == [(4, 10)] * 2 and len(c) == 2
 
 

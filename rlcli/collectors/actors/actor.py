@@ -322,21 +322,20 @@ class FastActor(ActorRunner):
         self.actions, stages = setting.actions, function.stages
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
-        self.cells = [stage.cells for stage in stages]
-        plain_stages = [stage.scale is not None or stage.only_reads for stage in stages]
+        self.cells = [stage.cells if stage.state_keys else None for stage in stages]
         self.calls = any(
-            layers is None and cells is None and not plain
-            for layers, cells, plain in zip(self.layers, self.cells, plain_stages, strict=True)
+            layers is None and cells is None and not stage.only_reads
+            for stage, layers, cells in zip(stages, self.layers, self.cells, strict=True)
         )
         if self.calls:  # a module of somebody's: all are called, on tensors of each step's own
             self.layers, self.cells = [None] * len(stages), [None] * len(stages)
         pairs = zip(stages, self.cells, strict=True)  # not is_init of cells: their rows are reset
         read = (stage.in_keys if cells is None else stage.in_keys[:-1] for stage, cells in pairs)
         self.reads = {key for keys in read for key in keys} - set(written)
-        self.states = function.carries
+        self.states = [key for stage in stages for key in stage.state_keys]
         # features are a part of the state, which is looked at: where nobody wants them they need no column
-        others = {key for stage in stages if not stage.recurrent for key in stage.out_keys}
-        self.passing = {stage.out_keys[0] for stage in stages if stage.recurrent} - others - {*function.param_keys}
+        others = {key for stage in stages if not stage.state_keys for key in stage.out_keys}
+        self.passing = {stage.out_keys[0] for stage in stages if stage.state_keys} - others - {*function.param_keys}
         self.live: Fields = {}
         self.once: Fields = {**written, ACTION: Field(self.actions.stored.shape, taken)}
         self.log_prob_key, self.log_prob_shape = function.log_prob_key, log_prob_shape

@@ -33,7 +33,8 @@ from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.modules import recurrent
 from rlcli.modules.distributions.family import Family
-from rlcli.modules.masks import pick
+from rlcli.modules.head import StateIndependentScale
+from rlcli.modules.masks import ActionMask, pick
 from rlcli.modules.stages import Stage
 from rlcli.specs.dtypes import dtype_name
 from rlcli.vec_envs.noise import Noise
@@ -94,7 +95,7 @@ class BoundFastActor(BoundActor):
     def _bind_weights(self) -> None:
         self.version = self.actor.version
         stages = () if self.actor.calls else self.actor.function.stages
-        self.scales = {stage.out_keys[0]: stage.scale for stage in stages if stage.scale is not None}
+        self.scales = {stage.out_keys[0]: stage.module for stage in stages if stage.is_plain(StateIndependentScale)}
         moving = [key not in self.scales for key in self.actor.function.param_keys]
         self.more_rows = [
             [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
@@ -124,10 +125,10 @@ class BoundFastActor(BoundActor):
                 runs.append(step_on_rows(cells.weights(), x, before, after, features))
             elif layers is not None:
                 runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
-            elif stage.mask is not None:
+            elif stage.is_plain(ActionMask):
                 logits, mask = (self.rows[key] for key in stage.in_keys)
-                runs.append(stage.mask.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
-            elif stage.scale is None:
+                runs.append(stage.module.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
+            elif not stage.is_plain(StateIndependentScale):
                 runs.append(_on_the_rows(stage, self.rows))
         return runs[0] if len(runs) == 1 else _all(runs)
 
@@ -248,7 +249,7 @@ class BoundFastActor(BoundActor):
             self._check_odd(t)
             return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
 
-        masked = any(stage.mask is not None for stage in self.actor.function.stages)
+        masked = any(stage.is_plain(ActionMask) for stage in self.actor.function.stages)
         act = act_masked if masked else act_mode if self.drawn is None else act_drawn
         loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)

@@ -92,7 +92,7 @@ def _on_rows(
     if function is None or not all(isinstance(stage.module, nn.Module) for stage in function.stages):
         return "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
     states = states_of(outputs)
-    if (states or function.carries) and (why := _no_step(function.stages, states)):
+    if (states or any(stage.state_keys for stage in function.stages)) and (why := _no_step(function.stages, states)):
         return why
     written = _written(function.stages, outputs)
     if (family := _loop_family(function, setting.actions)) is None:
@@ -119,7 +119,7 @@ def _on_rows(
 
 def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
     """Say why the written `states` do not all go from rows to the next ones; "" where they do."""
-    recurrent = [stage for stage in stages if stage.recurrent]
+    recurrent = [stage for stage in stages if stage.state_keys]
     if any(stage.module.runs_over_sequences for stage in recurrent):
         return "it runs over sequences where nothing says otherwise: default_recurrent_mode=True"
     if any(stage.out_keys[1:] != tuple(map(under_next, stage.state_keys)) for stage in recurrent):

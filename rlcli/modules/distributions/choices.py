@@ -21,7 +21,6 @@ from rlcli.modules.distributions.discrete import (
     CategoricalFamily,
     OneChoice,
     divergence_of,
-    draw,
     gumbel,
 )
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
@@ -146,7 +145,7 @@ class MultiCategoricalFamily(Family):
         return CATEGORICAL.mean(params)
 
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
-        return torch.stack([draw(part, generator) for part in self._split(params[0])], -1)
+        return torch.stack([CATEGORICAL.sample((part,), generator) for part in self._split(params[0])], -1)
 
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return gumbel(rng, (t, n, k))
