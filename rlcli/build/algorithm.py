@@ -12,7 +12,7 @@ import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
 from rlcli.build.collector import build_collector, devices, slices_of
-from rlcli.build.policy import actor_and_critic, network_options, optimizer_options, users_policy
+from rlcli.build.policy import actor_and_critic, actor_options, network_options, optimizer_options, users_policy
 from rlcli.config import registry
 from rlcli.config.choices.learn import ValueConfig
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
@@ -72,11 +72,11 @@ def algorithm_of(cfg: Config) -> Algorithm:
     if cfg.loss.kwargs:
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
     o, p, s, v, places = cfg.optim, cfg.policy, cfg.sampler, cfg.value, devices(cfg)
-    network, actor = network_options(cfg)
+    actor = actor_options(cfg)
     beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames
     setup = Setup(
         options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=v.gamma,
-        network=network, gradient_actor=actor,
+        network=network_options(cfg), gradient_actor=actor,
         greedy_actor={
             "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
             "recurrence": actor["recurrence"],

@@ -25,8 +25,8 @@ WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return those of a policy gradient."""
     mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
-    network, actor = network_options(cfg)
-    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **actor, **network)
+    options = actor_options(cfg) | network_options(cfg)
+    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **options)
 
 
 def recurrence(cfg: CollectConfig) -> recurrent.Recurrence:
@@ -44,17 +44,22 @@ def recurrence(cfg: CollectConfig) -> recurrent.Recurrence:
     return recurrent.Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
 
 
-def network_options(cfg: CollectConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the networks of every algorithm are built with, and what a policy gradient's actor takes beside."""
-    p, recurrent = cfg.policy, cfg.policy.kind in RECURRENT
-    network = {
-        "net": "auto" if recurrent else p.kind, "hidden": p.hidden,
+def network_options(cfg: CollectConfig) -> dict[str, Any]:
+    """Return what the networks of every algorithm are built with."""
+    p = cfg.policy
+    return {
+        "net": "auto" if p.kind in RECURRENT else p.kind, "hidden": p.hidden,
         "activation": None if p.activation == "auto" else p.activation, "orthogonal": p.orthogonal,
         "generator": cfg.seed,
     }  # fmt: skip
-    return network, {
+
+
+def actor_options(cfg: CollectConfig) -> dict[str, Any]:
+    """Return what a policy gradient's actor is built with besides."""
+    p = cfg.policy
+    return {
         "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
-        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg) if recurrent else None,
+        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg) if p.kind in RECURRENT else None,
     }  # fmt: skip
 
 

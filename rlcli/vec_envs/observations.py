@@ -108,6 +108,8 @@ class BadValue(Exception):
 
 def as_array(value: Any, wanted: str) -> np.ndarray:
     """Convert what an env gave to a plain numpy array; BadValue: it is none (`wanted` says what was expected)."""
+    if value.__class__ is np.ndarray:
+        return value
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):  # loads numpy.ma, 2 MB
             raise BadValue("a plain numpy array", "a masked one, whose mask would be lost")

@@ -56,7 +56,7 @@ def whole(tmp_path_factory):
 
 # ---- at a chosen place -------------------------------------------------------------------------------------------
 PLACES = {
-    "in the first batch": ("rlcli.collectors.loop.BoundBatch", "run", 1),
+    "in the first batch": ("rlcli.collectors.loop.BoundBatch", "step_envs", 1),
     "between two steps of an update": (Step, "__call__", 20),
     "while a checkpoint is written": ("rlcli.runs.checkpoint", "save", 2),
     "in a first step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 100),
