@@ -13,7 +13,7 @@ from rlcli.envs.base import own_methods
 from rlcli.envs.serial import BatchedEnv
 from rlcli.keys import show
 from rlcli.modules.head import StateIndependentScale
-from rlcli.modules.masks import ActionMask
+from rlcli.modules.masks import LogitMask
 from rlcli.modules.stages import Stage
 from rlcli.transforms import Transform
 
@@ -98,7 +98,7 @@ def _policy(wired: Wired) -> Iterator[Face]:
                 yield Face("policy", _stage(stage), "columns, in numpy", "recurrent layers, one step in numpy")
             elif layers is not None:
                 yield Face("policy", _stage(stage), "columns, in numpy", "plain layers, as numpy products")
-            elif stage.is_plain(ActionMask) and not actor.calls:
+            elif stage.is_plain(LogitMask) and not actor.calls:
                 yield Face("policy", _stage(stage), "columns, in numpy", "an action mask")
             elif stage.is_plain(StateIndependentScale) and not actor.calls:
                 yield Face("policy", _stage(stage), "columns, once per batch", "it is the same at every step")

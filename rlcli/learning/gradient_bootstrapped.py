@@ -19,7 +19,7 @@ from rlcli.kernels.mlp import Replay, keep_recent
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
-from rlcli.modules.masks import ActionMask
+from rlcli.modules.masks import LogitMask
 from rlcli.modules.stages import layers_of
 from rlcli.modules.values import LogScaleExtractor, StateActionMLP
 from rlcli.objectives.dqn import DQNLoss
@@ -68,7 +68,7 @@ class ClosedDQN:
 
         self.loss, self.online, self.delayed, self.key = loss, online, delayed, key
         last = loss.online.stages[-1]  # type: ignore[union-attr, index]
-        self.mask = last if last.is_plain(ActionMask) else None
+        self.mask = last if last.is_plain(LogitMask) else None
         self._kernel, self._kind = dqn.q_learning, dqn.KINDS[loss.loss_function]
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bo
 
 def _replayed(values: Lowered | SequenceActionValues, trained: bool) -> Replay | None:
     stages = (values.stages or ()) if isinstance(values, Lowered) else ()
-    masked = len(stages) == 2 and stages[1].is_plain(ActionMask)
+    masked = len(stages) == 2 and stages[1].is_plain(LogitMask)
     if len(stages) != 1 + masked or stages[0].layers is None:
         return None
     return Replay(stages[0].layers, trained)

@@ -20,7 +20,7 @@ from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import NormalFamily
 from rlcli.modules.distributions.discrete import CategoricalFamily
 from rlcli.modules.head import StateIndependentScale
-from rlcli.modules.masks import ActionMask
+from rlcli.modules.masks import LogitMask
 from rlcli.modules.stages import Stage
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
@@ -228,7 +228,7 @@ def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None
     assert loss.critic is not None
     actor, param_keys, critic = loss.density.stages, loss.density.param_keys, loss.critic.stages or ()
     scale = actor[-1].module if actor[-1].is_plain(StateIndependentScale) else None
-    mask = actor[-1] if actor[-1].is_plain(ActionMask) else None
+    mask = actor[-1] if actor[-1].is_plain(LogitMask) else None
     nets = [*(actor if scale is None and mask is None else actor[:-1]), *critic]
     written = list(dict.fromkeys(k for stage in actor for k in stage.out_keys))
     if len(critic) != 1 or len(nets) != 2 or written != param_keys:

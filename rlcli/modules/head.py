@@ -84,10 +84,10 @@ class StateIndependentScale(nn.Module):
 
 DISTRIBUTIONS = ("auto", "categorical", "multi_categorical", "bernoulli", "normal", "tanh_normal")
 _NAMES = {
-    "Categorical": "categorical",
+    "CategoricalDistribution": "categorical",
     "OneHotCategorical": "categorical",
-    "MultiCategorical": "multi_categorical",
-    "MultiOneHot": "multi_categorical",
+    "MultiCategoricalDistribution": "multi_categorical",
+    "MultiOneHotDistribution": "multi_categorical",
     "IndependentBernoulli": "bernoulli",
     "IndependentNormal": "normal",
     "TanhNormal": "tanh_normal",

@@ -34,7 +34,7 @@ from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.modules import recurrent
 from rlcli.modules.distributions.family import Family
 from rlcli.modules.head import StateIndependentScale
-from rlcli.modules.masks import ActionMask, pick
+from rlcli.modules.masks import LogitMask, pick
 from rlcli.modules.stages import Stage
 from rlcli.specs.dtypes import dtype_name
 from rlcli.vec_envs.noise import Noise
@@ -125,7 +125,7 @@ class BoundFastActor(BoundActor):
                 runs.append(step_on_rows(cells.weights(), x, before, after, features))
             elif layers is not None:
                 runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
-            elif stage.is_plain(ActionMask):
+            elif stage.is_plain(LogitMask):
                 logits, mask = (self.rows[key] for key in stage.in_keys)
                 runs.append(stage.module.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
             elif not stage.is_plain(StateIndependentScale):
@@ -249,7 +249,7 @@ class BoundFastActor(BoundActor):
             self._check_odd(t)
             return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
 
-        masked = any(stage.is_plain(ActionMask) for stage in self.actor.function.stages)
+        masked = any(stage.is_plain(LogitMask) for stage in self.actor.function.stages)
         act = act_masked if masked else act_mode if self.drawn is None else act_drawn
         loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)

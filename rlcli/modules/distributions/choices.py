@@ -218,7 +218,7 @@ def sum_of(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts, -1).sum(-1)
 
 
-class MultiCategorical(FamilyDistribution):
+class MultiCategoricalDistribution(FamilyDistribution):
     """Independent choices given as indices.
 
     Parameters
@@ -237,10 +237,16 @@ class MultiCategorical(FamilyDistribution):
         super().__init__(family, (logits,))
 
 
-class MultiOneHot(MultiCategorical):
-    """Independent choices given as concatenated one-hots; parameters as `MultiCategorical`'s."""
+MultiCategorical = MultiCategoricalDistribution  # by which packages offer it: a spec is called so as well
+
+
+class MultiOneHotDistribution(MultiCategoricalDistribution):
+    """Independent choices given as concatenated one-hots; parameters as `MultiCategoricalDistribution`'s."""
 
     family_for = MultiOneHotFamily
+
+
+MultiOneHot = MultiOneHotDistribution  # by which packages offer it: a spec is called so as well
 
 
 def finite(logits: Tensor) -> Tensor:

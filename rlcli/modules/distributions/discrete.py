@@ -117,7 +117,7 @@ class OneChoice(FamilyDistribution):
         return self.params[0].softmax(-1)
 
 
-class Categorical(OneChoice):
+class CategoricalDistribution(OneChoice):
     """Distribution over `k` actions given as an index.
 
     Parameters
@@ -127,3 +127,6 @@ class Categorical(OneChoice):
     """
 
     family_for = staticmethod(lambda: CATEGORICAL)
+
+
+Categorical = CategoricalDistribution  # by which packages offer it: a spec is called so as well
