@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from rlcli.compat import find_paths
-from rlcli.imports import without_compiler
+from rlcli import compat, imports
 
 if TYPE_CHECKING:  # what type checkers see; below is what happens
     from rlcli.api import collect as collect
@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # what type checkers see; below is what happens
     from rlcli.config.registry import register_wrapper as register_wrapper
 
 __version__ = "0.1.0"
-without_compiler()
-find_paths()
+# both find modules: paths of older versions, before a folder that one left behind, and what would load torch's compiler
+sys.meta_path[:0] = [finder for finder in (compat, imports) if finder not in sys.meta_path]
 
 filter_warnings_subprocess = True  # whether the workers of collectors are silent about warnings
 

@@ -58,28 +58,25 @@ PATHS = {
 }
 
 
-class _Paths:
-    """Finder and loader of the paths."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in PATHS:
-            return None
-        return ModuleSpec(name, self, is_package=any(other.startswith(f"{name}.") for other in PATHS))  # type: ignore[arg-type]
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """As Python does it; `importlib.abc.Loader` has this too, and costs 25 ms to import."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        offered = {}
-        for home, names in PATHS[module.__name__].items():
-            there = import_module(home)
-            for name in there.__all__ if names == "*" else names.split():
-                name, _, other = name.partition("=")
-                offered[other or name] = getattr(there, name)
-        vars(module).update(offered, __all__=sorted(offered))
+# ---- this module is the finder and the loader of the paths, see `rlcli/__init__.py` ----------------------------------
+def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    """Return the spec of a path, for Python's import."""
+    if name not in PATHS:
+        return None
+    packages = any(other.startswith(f"{name}.") for other in PATHS)
+    return ModuleSpec(name, sys.modules[__name__], is_package=packages)  # type: ignore[arg-type]
 
 
-def find_paths() -> None:
-    """Let the paths be imported; once a process."""
-    if not any(isinstance(finder, _Paths) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Paths())  # before a folder that an older version left behind
+def create_module(spec: ModuleSpec) -> None:
+    """As Python does it; `importlib.abc.Loader` has this too, and costs 25 ms to import."""
+
+
+def exec_module(module: ModuleType) -> None:
+    """Give a path's module its names."""
+    offered = {}
+    for home, names in PATHS[module.__name__].items():
+        there = import_module(home)
+        for name in there.__all__ if names == "*" else names.split():
+            name, _, other = name.partition("=")
+            offered[other or name] = getattr(there, name)
+    vars(module).update(offered, __all__=sorted(offered))

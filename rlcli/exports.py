@@ -50,18 +50,8 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
         if name in homes:
             held[name] = value = getattr(importlib.import_module(homes[name]), name)
             return value
-        return file(name)
-
-    file = files(package)
-    return fetch, lambda: sorted({*held, *homes}), sorted(homes)
-
-
-def files(package: str) -> Callable[[str], Any]:
-    """Return what a package binds to `__getattr__`: it imports a file of its own when somebody first names that."""
-
-    def fetch(name: str) -> Any:
         if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
-            return importlib.import_module(f"{package}.{name}")
+            return importlib.import_module(f"{package}.{name}")  # a file of the package
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return fetch
+    return fetch, lambda: sorted({*held, *homes}), sorted(homes)

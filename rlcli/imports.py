@@ -86,26 +86,18 @@ def _compiler(_: ModuleType) -> Iterator[None]:
 _AROUND = {"torch._compile": _excluded, "tensordict": _tensordict, COMPILER: _compiler}
 
 
-class _Finder:
-    """Finds modules as the finders after it do; the import of those named above happens in a context."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in _AROUND:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = partial(_inside, name, spec.loader)  # type: ignore[method-assign]
-        return spec
+def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    """Find as the finders after this one do (see `rlcli/__init__.py`); what is named above is imported in a context."""
+    if name not in _AROUND:
+        return None
+    others = (finder for finder in sys.meta_path if finder.find_spec is not find_spec)
+    spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module = partial(_inside, name, spec.loader)  # type: ignore[method-assign]
+    return spec
 
 
 def _inside(name: str, loader: Any, module: ModuleType) -> None:
     del loader.exec_module  # that of its class is back
     with _AROUND[name](module):
         loader.exec_module(module)
-
-
-def without_compiler() -> None:
-    """Let what is imported from now on leave the compiler alone; once a process."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())

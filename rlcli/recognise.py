@@ -17,17 +17,12 @@ _FREE = {
     "__parameters__", "__orig_bases__", "__annotations__", "__reduce__", "__reduce_ex__", "__getstate__",
     "__setstate__", "__deepcopy__", "__init_subclass__", "__class_getitem__", "extra_repr",
 }  # fmt: skip
-_foreign: set[type] = set()  # classes of other libraries that are taken as if they said so
-
-
-def declare(*kinds: type) -> None:
-    """Take these classes of other libraries, as they are, as if they said `fast = True`."""
-    _foreign.update(kinds)
+FOREIGN: set[type] = set()  # classes of other libraries that are taken, as they are, as if they said so
 
 
 def declaring(kind: type) -> type | None:
     """The first class, from this one down to its bases, that says `fast = True`."""
-    return next((base for base in kind.__mro__ if vars(base).get("fast") is True or base in _foreign), None)
+    return next((base for base in kind.__mro__ if vars(base).get("fast") is True or base in FOREIGN), None)
 
 
 @lru_cache(1024)

@@ -1,14 +1,19 @@
 """For every test: one thread an operation, hypothesis without a clock, signals as a terminal has them."""
 
 import gc
+import importlib.util
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 
 # before anything imports torch or numba; subprocesses inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile rlcli anew each
+
+if importlib.util.find_spec("pandas") is None:
+    sys.modules["pandas"] = None  # tensordict looks for it on the disk whenever a module of it writes a tensor
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +22,9 @@ settings.register_profile("shared_cores", deadline=None, derandomize=True, suppr
 settings.load_profile("shared_cores")
 
 sys.dont_write_bytecode = False  # each run would rewrite all assertions anew
+# processes are started with the flags of this one: each worker would compile the file of its test
+flags = subprocess._args_from_interpreter_flags
+subprocess._args_from_interpreter_flags = lambda: [flag for flag in flags() if flag != "-B"]
 
 # a suite that was started in the background, or by nohup, would hand on signals that are ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,6 +32,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # files of half a minute or more: one that began late would keep one core busy when the other has nothing left
 LONGEST = ("planning/test_plan.py", "collectors/test_collector_faults.py", "envs/test_worker_faults.py")
+# rooms whose tests fork hundreds of times: with all that is loaded by a suite's end, a fork takes three times as long
+FORKING = ("faults", "data/shared")
 
 
 def pytest_configure(config) -> None:
@@ -46,9 +56,14 @@ def pytest_collection_modifyitems(config, items) -> None:
                 item.add_marker(pytest.mark.slow)
     tests = config.rootpath / "tests"
     first = [tests / file for file in LONGEST]
-    items.sort(  # stable: the others keep their order
-        key=lambda item: first.index(item.path) if item.path in first else len(first) + (item.path.parent != tests)
-    )
+
+    def place(item) -> int:
+        if item.path in first:
+            return first.index(item.path)
+        forks = any(tests / folder in item.path.parents for folder in FORKING)
+        return len(first) + (0 if forks else 1 if item.path.parent == tests else 2)
+
+    items.sort(key=place)  # stable: the others keep their order
 
 
 def pytest_collection_finish() -> None:
@@ -72,6 +87,31 @@ def _packages_are_of_one_file():
     before = list(registry.imported)
     yield
     registry.imported[:] = before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_begin_with_what_tests_import():
+    """One fork server serves the workers of all collectors and envs, and has imported what tests do."""
+    from rlcli.processes import worker
+
+    served, here = worker._served, os.getpid()
+
+    def warm(target, theirs, spawn, preload):
+        if os.getpid() == here:  # a fork of this process has a server of its own, which few ask
+            preload = ["tests.preloaded" if name.startswith("rlcli.") else name for name in preload]
+        return served(target, theirs, spawn, preload)
+
+    worker._served = warm
+    yield served
+    worker._served = served
+
+
+@pytest.fixture
+def cold_workers(workers_begin_with_what_tests_import, monkeypatch) -> None:
+    """Workers of this test begin as a user's do."""
+    from rlcli.processes import worker
+
+    monkeypatch.setattr(worker, "_served", workers_begin_with_what_tests_import)
 
 
 def pytest_unconfigure() -> None:

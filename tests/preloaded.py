@@ -25,25 +25,6 @@ from rlcli.weight_update import *
 from tests.forked_programs import end_as
 
 
-@pytest.fixture(scope="module", autouse=True)
-def workers_begin_with_what_tests_import():
-    """One fork server serves the workers of all collectors and envs."""
-    served = worker._served
-
-    def warm(target, theirs, spawn, preload):
-        return served(target, theirs, spawn, preload and [__name__])
-
-    worker._served = warm
-    yield served
-    worker._served = served
-
-
-@pytest.fixture
-def cold_workers(workers_begin_with_what_tests_import, monkeypatch) -> None:
-    """Workers of this test begin as a user's do."""
-    monkeypatch.setattr(worker, "_served", workers_begin_with_what_tests_import)
-
-
 @pytest.fixture
 def impatient(monkeypatch) -> None:
     """Who may hang is looked at more often; workers that do not end are waited for less."""

@@ -44,8 +44,9 @@ def files() -> dict[str, str]:
 
 
 def snippets() -> str:
-    """The other python blocks, in order, as one program."""
-    return "\n".join(text for language, text in BLOCKS if language == "python" and text not in files().values())
+    """The other python blocks, in order, as one program, over fewer frames."""
+    blocks = (text for language, text in BLOCKS if language == "python" and text not in files().values())
+    return "\n".join(blocks).replace("total_frames=8192", "total_frames=2048")
 
 
 def commands() -> list[str]:
@@ -84,7 +85,8 @@ def algorithm_from_its_page() -> str:
     short = {"total_frames=20_000": "total_frames=1024", "total_frames=40_000": "total_frames=2048"}
     quiet = ["console=off", "logger=none", "run.eval_episodes=0"]
     lines = [[short.get(word, word) for word in line.split()[1:]] for line in block.splitlines()]
-    told = [[*line, *quiet, *(["total_frames=1024"] if "-m" in line else [])] for line in lines if line[0] == "train"]
+    once = [*quiet, "optim.epochs=1"]
+    told = [[*line, *once, *(["total_frames=1024"] if "-m" in line else [])] for line in lines if line[0] == "train"]
     (again,) = [line for line in lines if line[0] == "resume"]
     assert all("--import" in line for line in lines)  # they are run in one process, which hides a missing one
     (soft,) = [line.split()[1:] for line in commands() if line.startswith("rlcli train --import my_soft")]
@@ -94,7 +96,7 @@ def algorithm_from_its_page() -> str:
     wrong = [*told[0][:-1], "run.dir=runs/wrong", "loss.kwargs={width: 0.3, foo: 1}"]
     return f"""
 from rlcli.cli.main import main
-recipe = ["train", "--import", "my_spo", "recipe=spo", "--recipe-dir", "recipes", *{quiet}, "total_frames=1024"]
+recipe = ["train", "--import", "my_spo", "recipe=spo", "--recipe-dir", "recipes", *{once}, "total_frames=1024"]
 print([main(words) for words in [{told[0]}, {again}, *{told[1:]}, recipe, {wrong}]])
 """
 

@@ -35,15 +35,11 @@ class Bootstrapped(Algorithm):
     """
 
     uses = registry.reading("loss", *BOOTSTRAPPED["loss"])
-    off_policy = True
+    off_policy = stores = True
 
     @abstractmethod
     def objective(self, policy: ActorCritic, env: EnvBase) -> BootstrappedLoss:
         """The loss."""
-
-    @property
-    def stores(self) -> bool:
-        return True
 
     @functools.cached_property
     def generator(self) -> torch.Generator:

@@ -30,7 +30,7 @@ class Reinforce(PolicyGradient):
     one_pass = True
 
     @property
-    def valued(self) -> bool:
+    def valued(self) -> bool:  # type: ignore[override]
         return self.options.baseline
 
     def objective(self, policy: ActorCritic, **options: Any) -> ReinforceLoss:

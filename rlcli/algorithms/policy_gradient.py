@@ -13,7 +13,6 @@ from rlcli.config import registry
 from rlcli.config.choices.collect import GRADIENTS
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
-from rlcli.kernels.scan import scan
 from rlcli.keys import (
     ADVANTAGE,
     DONE,
@@ -44,6 +43,7 @@ class PolicyGradient(Algorithm):
     """An actor and a critic, any of the value estimators, epochs on each batch or on stored slices."""
 
     uses = registry.reading("loss", *GRADIENTS["loss"])
+    valued = True  # there is a critic
 
     @abstractmethod
     def objective(self, policy: ActorCritic, **options: Any) -> PolicyGradientLoss:
@@ -58,11 +58,6 @@ class PolicyGradient(Algorithm):
     @property
     def stores(self) -> bool:
         return self.setup.draws == "slices"
-
-    @property
-    def valued(self) -> bool:
-        """Whether there is a critic."""
-        return True
 
     def networks(self, env: EnvBase) -> ActorCritic:
         s = self.setup
@@ -137,5 +132,4 @@ class PolicyGradient(Algorithm):
 
     def load_kernels(self) -> None:
         importlib.import_module("rlcli.kernels.ppo")
-        one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
-        scan(one, no, no, one, one, 0.0, 0.0)
+        importlib.import_module("rlcli.kernels.scan.cpu")

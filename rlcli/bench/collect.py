@@ -27,8 +27,7 @@ from rlcli.envs import EnvBase, GymEnv, NativeEnv, SerialEnv, TransformedEnv, ma
 from rlcli.errors import ConfigError, NumericsError
 from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, Key, under_next
 from rlcli.modules import ActorCritic, build_actor_critic
-from rlcli.modules.build import Recurrence
-from rlcli.modules.recurrent.modules import STATE
+from rlcli.modules.recurrent.modules import STATE, Recurrence
 from rlcli.objectives.value import GAE
 from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
 from rlcli.vec_envs.make import GymRecipe

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
-from rlcli.build.collector import build_collector, devices, keys_of, slices_of
-from rlcli.build.policy import actor_and_critic, gradient_actor, network_options, optimizer_options, users_policy
+from rlcli.build.collector import build_collector, devices, slices_of
+from rlcli.build.policy import actor_and_critic, actor_options, network_options, optimizer_options, users_policy
 from rlcli.config import registry
 from rlcli.config.choices.learn import ValueConfig
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
-from rlcli.data.next_obs.modes import keeps_none
+from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
+from rlcli.keys import unravel
 from rlcli.learning.optimizer import Linear
 from rlcli.modules import ActorCritic
 from rlcli.objectives import value
@@ -71,7 +72,7 @@ def algorithm_of(cfg: Config) -> Algorithm:
     if cfg.loss.kwargs:
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
     o, p, s, v, places = cfg.optim, cfg.policy, cfg.sampler, cfg.value, devices(cfg)
-    actor = gradient_actor(cfg)
+    actor = actor_options(cfg)
     beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames
     setup = Setup(
         options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=v.gamma,
@@ -81,8 +82,8 @@ def algorithm_of(cfg: Config) -> Algorithm:
             "recurrence": actor["recurrence"],
         },
         action_mask_key=p.action_mask_key, device=places["train_device"],
-        storing_device=places["storing_device"], keep=keys_of(cfg.memory.keep),
-        next_dropped=keeps_none(cfg.memory.next_obs), whole_trajectories=bool(cfg.collector.trajs_per_batch),
+        storing_device=places["storing_device"], keep=[*map(unravel, cfg.memory.keep)],
+        next_dropped=KEEPS[cfg.memory.next_obs] == NONE, whole_trajectories=bool(cfg.collector.trajs_per_batch),
         draws=draws(cfg), batch_size=s.batch_size, slice_len=s.slice_len,
         strict_length=slices_of(cfg)[1] if s.strict_length else None, epochs=o.epochs,
         update={

@@ -18,7 +18,7 @@ from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
-from rlcli.data.next_obs.modes import codes, of_buffer, shares
+from rlcli.data.next_obs.modes import CODED, KEEPS, SHARED, of_buffer
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
 from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
@@ -43,8 +43,15 @@ def build_buffer(
     """Build storage, sampler and a sample's transforms; `rebuilt` observations come from the row that follows."""
     from rlcli import transforms
     from rlcli.data import buffer as buffers  # of both, what is used alone is loaded
+    from rlcli.data.samplers import Sampler
 
-    sampler = build_sampler(cfg)
+    options = registry.arguments("sampler", cfg.sampler)
+    options.pop("beta_frames", None)  # of the loop
+    if by_priority(cfg):
+        options["max_capacity"] = cfg.storage.max_size
+    if {"num_slices", "slice_len"} <= options.keys():
+        options["num_slices"], options["slice_len"] = slices_of(cfg)
+    sampler = registry.build("sampler", cfg.sampler.kind, Sampler, seed=cfg.seed, **options)
     kind: Any = buffers.TensorDictReplayBuffer if sampler.has_priorities else buffers.ReplayBuffer
     buffer = kind(
         storage=build_storage(cfg, run), sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
@@ -52,7 +59,7 @@ def build_buffer(
         frame_stack=frame_stacks(cfg, collector.rows()) or None,
         codes=cfg.storage.codes,
     )  # fmt: skip
-    if codes(cfg.memory.next_obs):
+    if KEEPS[cfg.memory.next_obs] == CODED:
         buffer.append_transform(transforms.NextObservationDelta())
     if rebuilt:
         buffer.append_transform(transforms.NextStateReconstructor(rebuilt))
@@ -64,23 +71,10 @@ def build_buffer(
 def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
     """Return observations stored as their newest frame, and the frames in a stack; transformed ones are not."""
     frames, memory = cfg.env.frame_stack, cfg.memory
-    if frames is None or frames < 2 or memory.frame_stack != "auto" or not shares(memory.next_obs):
+    if frames is None or frames < 2 or memory.frame_stack != "auto" or KEEPS[memory.next_obs] != SHARED:
         return {}
     stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
     return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}
-
-
-def build_sampler(cfg: Config) -> Sampler:
-    from rlcli.data.samplers import Sampler
-
-    s = cfg.sampler
-    options = registry.arguments("sampler", s)
-    options.pop("beta_frames", None)  # of the loop
-    if by_priority(cfg):
-        options["max_capacity"] = cfg.storage.max_size
-    if {"num_slices", "slice_len"} <= options.keys():
-        options["num_slices"], options["slice_len"] = slices_of(cfg)
-    return registry.build("sampler", s.kind, Sampler, seed=cfg.seed, **options)
 
 
 def clear_rows(folder: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from rlcli.build.algorithm import build_policy
-from rlcli.build.collector import build_collector, devices, keys_of
-from rlcli.build.env import build_env, env_of_run, narrowed
+from rlcli.build.collector import build_collector, devices
+from rlcli.build.env import build_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.trained_run import acting_policy
@@ -20,7 +20,7 @@ from rlcli.collectors.schema import row_specs
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
-from rlcli.data.next_obs.modes import keeps_none
+from rlcli.data.next_obs import modes
 from rlcli.jobs.collection import Collection, fill
 from rlcli.keys import (
     DONE,
@@ -58,7 +58,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     """
     cfg, chosen, first = settled(cfg)
     with contextlib.closing(first), new_run(to_dict(cfg), "collect", overrides) as (run, stop):
-        with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
+        with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
             collection = collection_of(cfg, run, stop, first=first, chosen=chosen)
         with collection.reporter:
             fill(collection)
@@ -93,13 +93,13 @@ def collection_of(
         "env": cfg.env.id, "seed": cfg.seed, "envs": collector.envs, "next_obs": cfg.memory.next_obs
     }  # fmt: skip
     kind |= {"compressed": True} if cfg.memory.compress else {}
-    if keeps_none(cfg.memory.next_obs):
+    if modes.KEEPS[cfg.memory.next_obs] == modes.NONE:
         kind |= {"fill_value": fill_value, "observations": [list(as_tuple(key)) for key in observed]}
     versions = surroundings(threads, devices(cfg).values(), registry.imported)
     return Collection(
         run, stop, collector, policy, reporter, kind=kind, max_replay_steps=cfg.run.max_replay_steps,
         made={"config": to_dict(cfg), "versions": versions, "specs": row_specs(env)},
-        notes=lambda replayable: [*chosen, *notes(cfg, collector, replayable, narrowed(env))],
+        notes=lambda replayable: notes(cfg, env, collector, replayable, chosen),
         expected=lambda: expected(workload_of(cfg, collector.rows()), collector, Learning(policy), imported),
     )  # fmt: skip
 
@@ -121,4 +121,4 @@ def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | N
     keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
     keep += [SAMPLE_LOG_PROB] if policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ()) else []
     keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
-    return [*keep, *keys_of(cfg.memory.keep)]
+    return [*keep, *map(unravel, cfg.memory.keep)]

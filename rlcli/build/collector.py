@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rlcli import modules
 from rlcli.build.env import build_env
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
@@ -17,9 +18,8 @@ from rlcli.collectors.options import FIELDS
 from rlcli.config.installed import accelerator
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
-from rlcli.keys import Key, unravel
-from rlcli.modules import ActorCritic, RandomPolicy
-from rlcli.modules.exploration import EXPLORATION
+from rlcli.keys import Key
+from rlcli.modules import ActorCritic
 from rlcli.modules.masks import find_action_mask
 from rlcli.processes.process import cores
 
@@ -34,11 +34,11 @@ def build_collector(
     actor: Any = None if policy is None else policy.actor
     if actor is None:
         mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
-        actor = None if mask is None else RandomPolicy(action_mask_key=mask)
+        actor = None if mask is None else modules.RandomPolicy(action_mask_key=mask)
     options: dict[str, Any] = {name: value for name, value in vars(c).items() if name in FIELDS} | {
         "total_frames": cfg.total_frames, "next_obs": m.next_obs, "delta_dtype": getattr(torch, m.delta_dtype),
         "on_overflow": m.on_overflow, "keep_keys": keep_keys, "traj_format": "cat" if c.trajs_per_batch else None,
-        "exploration_type": EXPLORATION[cfg.policy.exploration], "weights_swap": cfg.weights.swap,
+        "exploration_type": cfg.policy.exploration, "weights_swap": cfg.weights.swap,
         "storing_device": places["storing_device"], "env_device": places["env_device"],
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
         "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),
@@ -103,11 +103,6 @@ def slices_of(cfg: Config) -> tuple[int, int]:
     s = cfg.sampler
     length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
     return s.num_slices or s.batch_size // length, length
-
-
-def keys_of(entries: Sequence[Any]) -> list[Key]:
-    """Return the keys that `memory.keep` spells."""
-    return [unravel(tuple(entry) if isinstance(entry, list) else entry) for entry in entries]
 
 
 def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:

@@ -22,7 +22,7 @@ from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv, make_native
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.transformed import TransformedEnv
-from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
+from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded
@@ -49,8 +49,11 @@ def build_env(
     lanes = cfg.num if num is None else num
     if _apart(cfg) and num is None:
         base = _parallel(cfg, offset, on_worker_error, first)
+    elif wants_native(cfg, lanes):
+        base = _native(cfg, lanes)
     else:
-        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, offset, first, key)
+        pace = Pace(cfg.id, lanes, key, first)
+        base = SerialEnv(lanes, [partial(pace.another, make) for make in _makers(cfg, lanes, offset)])
     base.vec_env.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     if cfg.info_keys:
         base.vec_env.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
@@ -87,11 +90,6 @@ def evaluation_lanes(cfg: Config, episodes: int) -> int:
     """Return how many envs an evaluation steps together, with about as many episodes each."""
     rounds = -(-episodes // (cfg.run.eval_envs or min(cfg.env.num, EVALUATION_ENVS)))
     return -(-episodes // rounds)
-
-
-def _serial(cfg: EnvConfig, lanes: int, offset: int, first: GymEnv | None, key: str) -> EnvBase:
-    pace = Pace(cfg.id, lanes, key, first)
-    return SerialEnv(lanes, [partial(pace.another, make) for make in _makers(cfg, lanes, offset)])
 
 
 def _apart(cfg: EnvConfig) -> bool:
@@ -284,22 +282,19 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
         raise ConfigError(f"{name} does not take these arguments", where="env.transforms", why=str(error)) from error
 
 
-def narrowed(env: EnvBase) -> list[Key]:
-    """Return the observations that an env declares as float64, and that are stored as float32."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    leaves = getattr(getattr(env, "vec_env", None), "leaves", ())
-    return [leaf.key for leaf in leaves if leaf.stored != leaf.dtype]
-
-
 # ---- how long it takes -------------------------------------------------------------------------------------------
+@dataclasses.dataclass(eq=False)
 class Pace:
     """Make `count` (from `key`) envs in turn, or take the `first`; watch how long it takes, and whether they fit."""
 
-    def __init__(self, name: str, count: int, key: str, first: GymEnv | None) -> None:
-        self.name, self.count, self.key, self.first = name, count, key, first
-        self.made, self.looked = 0, False
-        self.began, self.held = time.monotonic(), process_memory()[0]
+    name: str
+    count: int
+    key: str
+    first: GymEnv | None
+    made: int = 0
+    looked: bool = False
+    began: float = dataclasses.field(default_factory=time.monotonic)
+    held: int = dataclasses.field(default_factory=lambda: process_memory()[0])
 
     def another(self, make: partial[GymEnv]) -> GymEnv:
         """Make one more; raise ResourceError if the rest would not fit into memory."""
@@ -308,9 +303,12 @@ class Pace:
             self.looked = True
             self._look(spent)
         first, self.first = self.first, None
-        with beside(self.made):
-            self.made += 1
+        self.made += 1
+        try:
             return make() if first is None else first
+        except EnvError as error:
+            beside(self.made - 1, error)
+            raise
 
     def _look(self, spent: float) -> None:
         left = self.count - self.made

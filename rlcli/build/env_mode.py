@@ -35,22 +35,23 @@ _ANY = 1 << 20  # envs
 C = TypeVar("C", bound=CollectConfig)
 
 
+@dataclasses.dataclass(eq=False)
 class First:
     """The first env of a run, made to try it, and the global random streams as they were then: its taker closes it."""
 
-    def __init__(self, env: GymEnv | None = None, streams: dict[str, Any] | None = None) -> None:
-        self._env, self._streams = env, streams
+    env: GymEnv | None = None
+    streams: dict[str, Any] | None = None
 
     def take(self) -> GymEnv | None:
         """Return the env, once; random streams go on from its making, as where it is made now."""
-        env, self._env = self._env, None
-        if env is not None and self._streams is not None:
-            random_streams.restore(self._streams)
+        env, self.env = self.env, None
+        if env is not None and self.streams is not None:
+            random_streams.restore(self.streams)
         return env
 
     def close(self) -> None:
         """Close it, unless it was taken."""
-        env, self._env = self._env, None
+        env, self.env = self.env, None
         if env is not None:
             env.close()
 

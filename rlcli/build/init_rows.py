@@ -18,14 +18,14 @@ from tensordict import TensorDictBase
 from rlcli.collectors.schema import row_specs
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
-from rlcli.data.fields import columns_of, fields_of
-from rlcli.data.next_obs.modes import codes, keeps_none
+from rlcli.data.fields import columns_of
+from rlcli.data.next_obs.modes import KEEPS
 from rlcli.data.stored import Place, copy_rows, find, holds_differences
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.jobs.init_policy import InitRows
 from rlcli.keys import Key, show, under_next
-from rlcli.specs.field import Field
+from rlcli.specs.field import CODED, NONE, Field
 from rlcli.transforms import NextObservationDelta
 
 # of an env, what decides observations and rewards; statistics that run along are never the same
@@ -52,7 +52,7 @@ def copy_init_rows(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBa
             batch = source[torch.from_numpy(rows)].select(*wanted)
             if rounded:
                 _follow(source, rows, batch)
-            return coder.compress(batch) if codes(m.next_obs) else batch
+            return coder.compress(batch) if KEEPS[m.next_obs] == CODED else batch
 
         taken = copy_rows(source, buffer, read)
     finally:
@@ -114,7 +114,7 @@ def _other_specs(env: EnvBase, place: Place) -> Iterator[str]:
 
 
 def _unknown_successors(place: Place) -> Iterator[str]:
-    if keeps_none(place.about.get("next_obs")):
+    if KEEPS.get(place.about.get("next_obs", "")) == NONE:
         yield (
             "they were collected with memory=compact, which keeps no next observation where an episode ends, and this "
             "loss reads every row's: collect with memory=exact"
@@ -122,7 +122,7 @@ def _unknown_successors(place: Place) -> Iterator[str]:
 
 
 def _other_keys(wanted: dict[Key, Field], source: TensorDictReplayBuffer) -> list[str]:
-    found = fields_of(columns_of(source[[0]]))
+    found = {key: Field.of(column) for key, column in columns_of(source[[0]]).items()}
     missing = [show(key) for key in wanted if key not in found]
     differences = [f"they lack {', '.join(missing)}, and hold {', '.join(map(show, found))}"] if missing else []
     for key, field in wanted.items():

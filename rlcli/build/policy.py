@@ -14,8 +14,8 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.keys import unravel
-from rlcli.modules import ActorCritic, build_actor_critic
-from rlcli.modules.build import RECURRENT, Recurrence
+from rlcli.modules import ActorCritic, build_actor_critic, recurrent
+from rlcli.modules.build import RECURRENT
 from rlcli.modules.masks import find_action_mask, mask_key_of, with_action_mask
 from rlcli.processes.process import cores
 
@@ -25,21 +25,11 @@ WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return those of a policy gradient."""
     mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
-    return build_actor_critic(
-        env.observation_spec, env.action_spec, action_mask_key=mask, **gradient_actor(cfg), **network_options(cfg)
-    )
+    options = actor_options(cfg) | network_options(cfg)
+    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **options)
 
 
-def gradient_actor(cfg: CollectConfig) -> dict[str, Any]:
-    """Return what `build_actor_critic` takes beside the options of all networks."""
-    p = cfg.policy
-    return {
-        "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
-        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg) if p.kind in RECURRENT else None,
-    }  # fmt: skip
-
-
-def recurrence(cfg: CollectConfig) -> Recurrence:
+def recurrence(cfg: CollectConfig) -> recurrent.Recurrence:
     """Return the recurrent layer of the policy."""
     p = cfg.policy
     if p.shared is False:
@@ -51,16 +41,25 @@ def recurrence(cfg: CollectConfig) -> Recurrence:
     options = {
         "recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute
     }  # fmt: skip
-    return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
+    return recurrent.Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
 
 
 def network_options(cfg: CollectConfig) -> dict[str, Any]:
     """Return what the networks of every algorithm are built with."""
     p = cfg.policy
-    activation = None if p.activation == "auto" else p.activation
-    net = "auto" if p.kind in RECURRENT else p.kind
     return {
-        "net": net, "hidden": p.hidden, "activation": activation, "orthogonal": p.orthogonal, "generator": cfg.seed
+        "net": "auto" if p.kind in RECURRENT else p.kind, "hidden": p.hidden,
+        "activation": None if p.activation == "auto" else p.activation, "orthogonal": p.orthogonal,
+        "generator": cfg.seed,
+    }  # fmt: skip
+
+
+def actor_options(cfg: CollectConfig) -> dict[str, Any]:
+    """Return what a policy gradient's actor is built with besides."""
+    p = cfg.policy
+    return {
+        "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
+        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg) if p.kind in RECURRENT else None,
     }  # fmt: skip
 
 

@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from rlcli.build.collector import shares
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.options import steps_of
 from rlcli.config import registry
+from rlcli.config.recipes import tuned_recipe
 from rlcli.config.resolved import settings
 from rlcli.config.run_files import EPISODES, METRICS
-from rlcli.config.schemas import CollectConfig
+from rlcli.config.schemas import CollectConfig, Config
+from rlcli.envs import EnvBase
+from rlcli.envs.transformed import TransformedEnv
 from rlcli.keys import Key, show
+from rlcli.processes.process import cores
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs.folder import EVENTS, Run, note_new
 from rlcli.runs.session import REPLAY_NOTICE
@@ -40,10 +45,23 @@ def reporter_of(
     return reporter
 
 
-def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool, narrowed: Sequence[Key] = ()) -> list[str]:
-    """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
+def notes(
+    cfg: CollectConfig, env: EnvBase, collector: BaseCollector, replayable: bool, chosen: Sequence[str],
+    threads: int | None = None,
+) -> list[str]:  # fmt: skip
+    """Return lines for the start of a run: what was `chosen`, and where it does otherwise than what was typed says."""
+    lines = []
+    if isinstance(cfg, Config):
+        lines.append(f"threads {threads} ({'auto' if cfg.threads == 'auto' else 'as set'})")
+        if workers := len(shares(cfg)):
+            each = "1 in a worker" if workers == 1 else f"1 in each of {workers} workers"
+            meanwhile = "in turn" if cfg.collector.kind == "multi_sync" else "at the same time"
+            lines[-1] += f" for learning, {each}, {meanwhile}; {cores()} cores"
+        if cfg.recipe is None and (tuned := tuned_recipe(cfg.env.id, cfg.loss.kind)):
+            lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
     asked, total, lanes = cfg.collector.frames_per_batch, cfg.total_frames, sorted({*collector.lanes_in_batch})
-    lines = [
+    lines += chosen
+    lines += [
         f"frames_per_batch {asked} rounded up to {steps_of(asked, envs) * envs}, a multiple of {envs} envs"
         for envs in lanes
         if asked % envs
@@ -55,8 +73,9 @@ def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool, narrow
         lines.append(f"total_frames {total} rounded up to {rounded}, a multiple of {lanes[0]} envs")
     if cfg.env.id.startswith("ALE/") and cfg.env.kind != "atari" and not cfg.env.wrappers:
         lines.append(f"{cfg.env.id} without preprocessing; env=atari adds frame skipping, resizing and stacking")
-    if narrowed:
-        lines.append(
-            f"float64 observations are stored as float32, rounded to 7 digits: {', '.join(map(show, narrowed))}"
-        )
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    leaves = getattr(getattr(env, "vec_env", None), "leaves", ())
+    if narrowed := ", ".join(show(leaf.key) for leaf in leaves if leaf.stored != leaf.dtype):
+        lines.append(f"float64 observations are stored as float32, rounded to 7 digits: {narrowed}")
     return lines if replayable else [*lines, REPLAY_NOTICE]

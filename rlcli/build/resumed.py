@@ -103,7 +103,7 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
     different.check(run, force=force)
     if written >= cfg.total_frames and run.summary.get("status") == "done":
         return _finished(run, written, different)
-    with stop.at_once(f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
+    with stop.at_once(lambda: f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
         job = make(cfg, run, stop, resume_at=frames)
     with job.reporter:
         with different.taking_over(run):

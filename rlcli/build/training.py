@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unread
-from rlcli.build.collector import devices, shares
-from rlcli.build.env import build_evaluation_env, env_of_run, narrowed
+from rlcli.build.collector import devices
+from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
 from rlcli.config import registry
-from rlcli.config.recipes import tuned_recipe
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.jobs.learner import Evaluator, Learner
 from rlcli.learning.loops import Hooks
 from rlcli.learning.update import StateBeside
 from rlcli.planning.forecast import Learning, expected
-from rlcli.processes.process import cores
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
@@ -48,7 +46,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     """
     cfg, chosen, first = settled(cfg)
     with contextlib.closing(first), new_run(to_dict(cfg), "train", overrides) as (run, stop):
-        with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
+        with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
             learner = learner_of(cfg, run, stop, first=first, chosen=chosen)
         with learner.reporter:
             if learner.copy_rows is not None:
@@ -92,7 +90,8 @@ def learner_of(
     observed = [key for key in update.loss.in_keys if key in env.full_observation_spec.keys(True, True)]
     reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
     reporter.memory.process = process
-    reporter.watch({"policy": policy, "loss": update.loss}, update.optimizer.optimizer, device or "cpu", update.saved)
+    learner = {"policy": policy, "loss": update.loss}
+    reporter.clock.watch = reporter.memory.watch(learner, update.optimizer.optimizer, device, update.saved)
     saver = Saver(
         run, {"policy": StateBeside(policy), "update": update, "collector": collector, "reporter": reporter},
         config=to_dict(cfg), versions=surroundings(threads, places.values(), registry.imported),
@@ -130,14 +129,7 @@ def learner_of(
         from rlcli.build.init_rows import copy_init_rows
 
         copy_rows = partial(copy_init_rows, cfg, buffer, collector, env)
-    lines = [f"run {run.path}", f"threads {threads} ({'auto' if cfg.threads == 'auto' else 'as set'})"]
-    if workers := len(shares(cfg)):
-        each = "1 in a worker" if workers == 1 else f"1 in each of {workers} workers"
-        meanwhile = "in turn" if cfg.collector.kind == "multi_sync" else "at the same time"
-        lines[-1] += f" for learning, {each}, {meanwhile}; {cores()} cores"
-    if cfg.recipe is None and (tuned := tuned_recipe(cfg.env.id, cfg.loss.kind)):
-        lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
-    lines += [*chosen, *notes(cfg, collector, replayable, narrowed(env))]
+    lines = [f"run {run.path}", *notes(cfg, env, collector, replayable, chosen, threads)]
     return Learner(
         run, *parts, policy, loop, saver, hooks, reporter, evaluator, replayable=replayable, expected=memory,
         lines=lines, warnings=[*_warnings(cfg, collector)] if algorithm.one_pass else (), init_policy=begun,

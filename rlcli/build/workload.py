@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -18,9 +18,6 @@ from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, is_off_policy, remembers
 from rlcli.planning.forecast import Updates, Workload
 from rlcli.planning.tensors import RunEnvs, RunStorage
-
-if TYPE_CHECKING:
-    from rlcli.data.storages import Storage
 
 
 def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: int = 0) -> Workload:
@@ -59,11 +56,13 @@ def envs_of(cfg: CollectConfig) -> RunEnvs:
 
 def _storage(cfg: Config, rows: RowSchema | None, init_rows: int) -> RunStorage:
     from rlcli.build.buffer import frame_stacks
+    from rlcli.data.storages import Storage
 
     s, stacks = cfg.storage, {} if rows is None else frame_stacks(cfg, rows)
-    return RunStorage(
-        storage_class(s.kind), s.max_size, s.ndim, init_rows + cfg.total_frames, s.codes, stacks, by_priority(cfg)
-    )
+    kind: Any = registry.find("storage", s.kind)
+    if not (isinstance(kind, type) and issubclass(kind, Storage)):  # a function: of what it makes nothing is known
+        kind = Storage
+    return RunStorage(kind, s.max_size, s.ndim, init_rows + cfg.total_frames, s.codes, stacks, by_priority(cfg))
 
 
 def _updates(cfg: Config) -> Updates:
@@ -75,11 +74,3 @@ def _updates(cfg: Config) -> Updates:
         num_slices=s.num_slices, slice_len=s.slice_len, slices=slices_of(cfg), burn_in=s.burn_in,
         strict_length=s.strict_length, num_chunks=cfg.value.num_chunks, recompute=cfg.memory.recurrent_recompute,
     )  # fmt: skip
-
-
-def storage_class(name: str) -> type[Storage]:
-    """Return the class that a storage's name stands for; of what a function makes nothing is known but the base."""
-    from rlcli.data.storages import Storage
-
-    found = registry.find("storage", name)
-    return found if isinstance(found, type) and issubclass(found, Storage) else Storage

@@ -90,7 +90,7 @@ def prune(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         return 0
     from rlcli.processes.memory import size
     from rlcli.runs import checkpoint
-    from rlcli.runs.folder import ROOT, RunLock, all_runs
+    from rlcli.runs.folder import ROOT, all_runs, locked
 
     paths = [Path(path) for path in args.paths or [ROOT]]
     if missing := [str(path) for path in paths if not path.is_dir()]:
@@ -101,7 +101,7 @@ def prune(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         if candidate.status != "done" or len(candidate.checkpoints) < 2 or (candidate.path / CHECKPOINTS).is_symlink():
             continue
         try:
-            with RunLock(candidate.path):
+            with locked(candidate.path):
                 there = candidate.checkpoints
                 older = there[: there.index(checkpoint.newest(candidate).path)]
                 freed = _freed(older)

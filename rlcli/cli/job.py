@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,6 @@ from rlcli.cli.flags import Flags, read, run_folder
 from rlcli.cli.main import loading
 from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError, in_words
-
-Start = Callable[[Any, list[str]], Any]
 
 
 def flags_of(verb: str) -> Flags:
@@ -25,44 +25,22 @@ def flags_of(verb: str) -> Flags:
     return flags
 
 
-def train(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli train`."""
-    return _run("train", words, recipe_dirs)
-
-
-def collect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli collect`."""
-    return _run("collect", words, recipe_dirs)
-
-
-def start_training(cfg: Any, overrides: list[str]) -> Any:
+def start(verb: str, cfg: Any, overrides: list[str]) -> Any:
+    """Run one job."""
     with loading(quiet=cfg.console.kind == "off"):
-        from rlcli.build import train
-
-    return train(cfg, overrides)
-
-
-def start_collecting(cfg: Any, overrides: list[str]) -> Any:
-    with loading(quiet=cfg.console.kind == "off"):
-        from rlcli.build import collect
-
-    return collect(cfg, overrides)
-
-
-def starts() -> dict[str, Start]:
-    """Return verb -> how a job of it begins."""
-    return {"train": start_training, "collect": start_collecting}
+        job = getattr(import_module("rlcli.build"), verb)
+    return job(cfg, overrides)
 
 
 def jobs(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run jobs of a sweep for another process: `rlcli __jobs`, which a sweep starts."""
     from rlcli.cli.side_by_side import serve
 
-    return serve(words, starts())
+    return serve(words, start)
 
 
 def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Do what the words ask of a verb: print help or the configuration, or start one job or several."""
+    """Do what the words ask of a verb: print help or the configuration, or `start` one job or several."""
     args = flags_of(verb).parse(words, "overrides")
     if args.help:
         from rlcli.cli.help import print_help
@@ -84,10 +62,13 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     elif args.multirun:
         from rlcli.cli.sweep import sweep
 
-        sweep(ready, starts())
+        sweep(ready, start)
     elif ready.job is not None:
-        starts()[verb](ready.job.cfg, list(args.overrides))
+        start(verb, ready.job.cfg, list(args.overrides))
     return 0
+
+
+train, collect = partial(_run, "train"), partial(_run, "collect")
 
 
 def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve: bool = True) -> None:
@@ -127,8 +108,8 @@ Overrides such as total_frames=1_000_000 apply from here on and are stored in th
 affect the result are refused and listed, and so are other versions of torch, numpy and the like;
 --force resumes anyway.
 
-Of a sweep, the jobs that never began are run and those that stopped are resumed; those that are done
-stay. Several processes may do so at a time: each job is run by one. --job N: that job alone.
+Of a sweep, the jobs that never began are run and those that stopped are resumed; those that are
+done stay. Several processes may do so at a time: each job is run by one. --job N: that job alone.
 """
 
 
@@ -146,7 +127,7 @@ def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if (folder / SWEEP).exists():
         from rlcli.cli.sweep import resume_sweep
 
-        resume_sweep(path, args.overrides, starts(), args.job)
+        resume_sweep(path, args.overrides, start, args.job)
         return 0
     if args.job is not None:
         raise ConfigError("--job is for a sweep, and this is a run", where=path, fix="Leave it out.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rlcli.cli.ls import facts
+from rlcli.cli.run_table import facts
 from rlcli.errors import ResourceError
 from rlcli.runs.sweep import Sweep, open_sweep
 

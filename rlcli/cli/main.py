@@ -198,7 +198,7 @@ def _attended(verb: str) -> Iterator[None]:
 
     warnings.showwarning = in_one_line
     try:
-        runs = verb in ("train", "collect", "resume")
+        runs = verb in ("train", "collect", "resume", "__jobs")
         with import_module("rlcli.runs.signals").BeforeTheRun() if runs else contextlib.nullcontext():
             yield
     finally:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlcli import errors
-from rlcli.cli.sweep import FAIL_FAST, Start, run_one
+from rlcli.cli.in_turn import FAIL_FAST, Start, run_one
 from rlcli.config import registry
 from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, unforeseen
 from rlcli.processes.memory import free_memory, size
@@ -168,11 +168,15 @@ class SideBySide:
             self._failed(number, getattr(errors, name)(what))
 
     def _gone(self, process: _Process) -> None:
-        how = process.killed()
-        if process.job is not None:
-            self._takes.pop(process.job.number, None)
-            self._failed(process.job.number, ResourceError(how))
-            process.job = None
+        how, job = process.killed(), process.job
+        if job is None:
+            return
+        process.job = None
+        self._takes.pop(job.number, None)
+        if process.popen.returncode == StoppedSafely.exit_code:
+            print(f"job {job.number}: stopped before it began", flush=True)
+        else:
+            self._failed(job.number, ResourceError(how))
 
     def _failed(self, number: int, error: RlcliError) -> None:
         self.errors[number] = error
@@ -185,7 +189,7 @@ def _alike(job: SweepJob) -> tuple[str, ...]:
     return tuple(word for word in job.words if not word.startswith(("seed=", "optim.lr=", "value.gamma=", "loss.")))
 
 
-def serve(words: Sequence[str], starts: Mapping[str, Start]) -> int:
+def serve(words: Sequence[str], start: Start) -> int:
     """Run or plan the jobs that come in on standard input; `words`: the sweep, where to answer, cores to use."""
     _, path, descriptor, *own = words
     if own and hasattr(os, "sched_setaffinity"):
@@ -208,14 +212,14 @@ def serve(words: Sequence[str], starts: Mapping[str, Start]) -> int:
         while asked := numbers.get():
             what, job = asked[0], sweep.jobs[int(asked[1])]
             busy.set()
-            answer = {"needs": _needed(sweep, job)} if what == "plan" else _answer(sweep, job, starts)
+            answer = {"needs": _needed(sweep, job)} if what == "plan" else _answer(sweep, job, start)
             busy.clear()
             answers.write(json.dumps({"job": job.number, **answer}) + "\n")
             answers.flush()
     return 0
 
 
-def _answer(sweep: Sweep, job: SweepJob, starts: Mapping[str, Start]) -> dict[str, Any]:
+def _answer(sweep: Sweep, job: SweepJob, start: Start) -> dict[str, Any]:
     """Run a job, its output in a file; return what became of it."""
     folder = sweep.folder(job)
     try:
@@ -227,7 +231,7 @@ def _answer(sweep: Sweep, job: SweepJob, starts: Mapping[str, Start]) -> dict[st
     os.dup2(output, 2)
     os.close(output)
     try:
-        return {"said": run_one(sweep, job, starts), "failed": None}
+        return {"said": run_one(sweep, job, start), "failed": None}
     except StoppedSafely as stop:
         return {"said": str(stop), "failed": None}
     except Exception as error:

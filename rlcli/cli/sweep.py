@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcli.cli.in_turn import InTurn, Start, run_one
 from rlcli.config.overrides import expand
 from rlcli.config.problem import quoted
 from rlcli.config.words import key_of
-from rlcli.errors import ConfigError, RlcliError, StoppedSafely, saying_memory, unforeseen
-from rlcli.runs.sweep import Sweep, SweepJob, need_same, note_sweep, open_sweep
+from rlcli.errors import ConfigError, RlcliError, StoppedSafely
+from rlcli.runs.sweep import Sweep, need_same, note_sweep, open_sweep
 
-Start = Callable[[Any, list[str]], Any]
-FAIL_FAST = "stopped since a job failed (sweep.fail_fast)"
 _NAMED = 8  # jobs that are listed one by one
 
 
-def sweep(ready: Any, starts: Mapping[str, Start]) -> None:
+def sweep(ready: Any, start: Start) -> None:
     """Run every job of a checked command, in a folder that notes them; raise the first error at the end."""
     from rlcli.runs.folder import sweep_folder
 
@@ -33,7 +29,7 @@ def sweep(ready: Any, starts: Mapping[str, Start]) -> None:
     folder = Path(ready.folder) if ready.folder else sweep_folder(ready.verb)
     noted = note_sweep(folder, ready.verb, _jobs(ready, folder), ready.recipes)
     try:
-        _run(noted, starts, ready.how)
+        _run(noted, start, ready.how)
     except (KeyboardInterrupt, SystemExit):  # somebody may go on with it
         raise
     except BaseException:
@@ -71,11 +67,8 @@ def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
     return [(words, str(cfg.run.dir)) for words, cfg in zip(jobs, composed, strict=True)]
 
 
-def resume_sweep(path: str, words: Sequence[str], starts: Mapping[str, Start], job: int | None = None) -> None:
-    """Run the jobs of a sweep that never began, and resume those that stopped; or one of them.
-
-    `starts`: verb -> how a run of it begins.
-    """
+def resume_sweep(path: str, words: Sequence[str], start: Start, job: int | None = None) -> None:
+    """Run the jobs of a sweep that never began, and resume those that stopped; or job number `job`."""
     from rlcli.config.resolved import from_dict
 
     noted = open_sweep(path)
@@ -85,14 +78,14 @@ def resume_sweep(path: str, words: Sequence[str], starts: Mapping[str, Start], j
     how = from_dict(noted.verb, {}, words).sweep
     _check(how)
     if job is None:
-        _run(noted, starts, how)
+        _run(noted, start, how)
     elif not 0 <= job < len(noted.jobs):
         raise ConfigError(f"there is no job {job}", where=path, fix=f"Give one from 0 to {len(noted.jobs) - 1}.")
     else:
-        print(f"job {job}: {run_one(noted, noted.jobs[job], starts)}")
+        print(f"job {job}: {run_one(noted, noted.jobs[job], start)}")
 
 
-def _run(sweep: Sweep, starts: Mapping[str, Start], how: Any) -> None:
+def _run(sweep: Sweep, start: Start, how: Any) -> None:
     """Run the jobs that are left, one by one or side by side; say what is left then, or how all went."""
     from rlcli.cli.side_by_side import SideBySide, number_of
     from rlcli.cli.slurm import submit
@@ -103,7 +96,7 @@ def _run(sweep: Sweep, starts: Mapping[str, Start], how: Any) -> None:
         print(f"submitted {len(left)} jobs as array {array}; rlcli ls {shlex.quote(str(sweep.path))} says how they do")
         return
     number = number_of(how.jobs, len(left))
-    turns = InTurn(sweep, starts) if number == 1 else SideBySide(sweep, number)
+    turns = InTurn(sweep, start) if number == 1 else SideBySide(sweep, number)
     try:
         turns.run(left, how.fail_fast)
     except KeyboardInterrupt:
@@ -117,66 +110,9 @@ def _run(sweep: Sweep, starts: Mapping[str, Start], how: Any) -> None:
     _conclude(sweep, turns.errors)
 
 
-class InTurn:
-    """Run jobs one by one in this process; `errors` by number, `stopped`: why it stopped before all were run."""
-
-    def __init__(self, sweep: Sweep, starts: Mapping[str, Start]) -> None:
-        self.sweep, self.starts = sweep, starts
-        self.errors: dict[int, RlcliError] = {}
-        self.stopped = ""
-
-    def run(self, jobs: Sequence[SweepJob], fail_fast: bool) -> None:
-        """Run them all, or as many as begin before a signal."""
-        began = time.monotonic()
-        for ended, job in enumerate(jobs):
-            remains = (time.monotonic() - began) / max(ended, 1) * (len(jobs) - ended)
-            about = f" (about {timedelta(seconds=round(remains))} left)" if ended else ""
-            words = " ".join(self.sweep.typed(job))
-            print(f"job {job.number}, {job.number + 1} of {len(self.sweep.jobs)}{about}: {words}", flush=True)
-            try:
-                if said := run_one(self.sweep, job, self.starts):
-                    print(f"job {job.number}: {said}", flush=True)
-            except StoppedSafely as stop:
-                self.stopped = str(stop)
-                return
-            except Exception as error:
-                self._keep(job, error)
-            if self.errors and fail_fast:
-                self.stopped = FAIL_FAST
-                return
-
-    def _keep(self, job: SweepJob, error: Exception) -> None:
-        """Tell what a job failed by; keep it with its traceback as text: a raised one holds all that its job held."""
-        sentence = error if isinstance(error, RlcliError) else unforeseen(error)
-        print(f"job {job.number} failed: {sentence}", file=sys.stderr, flush=True)
-        kept = type(sentence)(sentence.what, where=sentence.where, why=sentence.why, fix=sentence.fix)
-        kept.add_note("".join(traceback.format_exception(error)).rstrip())  # what --debug shows
-        self.errors[job.number] = kept
-
-
-def run_one(sweep: Sweep, job: SweepJob, starts: Mapping[str, Start]) -> str:
-    """Start a job, or resume its run; return what became of it, or an empty string where it has no run."""
-    from rlcli.cli.ls import result_of
-    from rlcli.config.compose import job_of_sweep
-
-    with sweep.claimed(job) as ours, saying_memory():
-        state = sweep.state(job)
-        if not ours or state == "done":
-            return "another process runs it" if not ours else "another process has run it"
-        if state == "waiting":
-            cfg = job_of_sweep(sweep.verb, sweep.recipes, job.words, job.number)
-            cfg.run.dir = str(sweep.folder(job).absolute())
-            starts[sweep.verb](cfg, sweep.typed(job))
-        else:
-            from rlcli.build import resume
-
-            resume(sweep.folder(job))
-        return result_of(run) if (run := sweep.run(job)) is not None else ""
-
-
 def _conclude(sweep: Sweep, errors: Mapping[int, RlcliError]) -> None:
     """Print the runs and the means over seeds; raise the first error, with their number."""
-    from rlcli.cli.ls import columns, means, shared
+    from rlcli.cli.run_table import columns, means, shared
 
     runs = [run for job in sweep.jobs if (run := sweep.run(job)) is not None]
     common = shared(runs)

@@ -13,6 +13,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -32,40 +34,47 @@ _STEPPING = {  # functions of lanes, and what they call envs for
 _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 
 _lock = threading.Lock()  # of what follows: the collections that are watched, and the thread that does it
-_going: list[answering] = []
+_going: list[Going] = []
 _thread: threading.Thread | None = None
 
 
-class answering:  # used as `with answering(lanes):`
+@contextlib.contextmanager
+def answering(vec_env: VecEnv) -> Iterator[None]:
     """Watch the steps taken in this thread: see the top of this file."""
-
-    def __init__(self, vec_env: VecEnv) -> None:
-        self.vec_env, self.thread = vec_env, threading.get_ident()
-        self.said = self.over = False
-        self.asked: float | None = None
-        self.seen: Any = None
-        self.since = time.monotonic()
-        self.ends = vec_env.step_timeout is not None and not vec_env.ends_what_hangs
-        self.ends &= self.thread == threading.main_thread().ident  # where a signal interrupts
-
-    def __enter__(self) -> None:
-        if self.ends:
-            self._before = signal.signal(signal.SIGALRM, self._end)
-        global _thread
+    ends = vec_env.step_timeout is not None and not vec_env.ends_what_hangs
+    going = Going(vec_env, ends and threading.current_thread() is threading.main_thread())  # where a signal interrupts
+    if going.ends:
+        before = signal.signal(signal.SIGALRM, going.end)
+    global _thread
+    with _lock:
+        _going.append(going)
+        if _thread is None:
+            _thread = threading.Thread(target=_run, name="rlcli answers", daemon=True)
+            _thread.start()
+    try:
+        yield
+    finally:
+        going.over = True  # a signal that is on its way finds nothing to end
         with _lock:
-            _going.append(self)
-            if _thread is None:
-                _thread = threading.Thread(target=_run, name="rlcli answers", daemon=True)
-                _thread.start()
+            _going.remove(going)
+        if going.ends:
+            signal.signal(signal.SIGALRM, before)
 
-    def __exit__(self, *raised: object) -> None:
-        self.over = True  # a signal that is on its way finds nothing to end
-        with _lock:
-            _going.remove(self)
-        if self.ends:
-            signal.signal(signal.SIGALRM, self._before)
 
-    def _end(self, number: int, frame: FrameType | None) -> None:
+@dataclass(eq=False)
+class Going:
+    """Hold what was last seen of a collection that is going on."""
+
+    vec_env: VecEnv
+    ends: bool  # it is ended where it takes longer than `step_timeout`
+    thread: int = field(default_factory=threading.get_ident)
+    since: float = field(default_factory=time.monotonic)
+    seen: Any = None
+    said: bool = False
+    over: bool = False
+    asked: float | None = None
+
+    def end(self, number: int, frame: FrameType | None) -> None:
         if self.over:
             return
         where, why = self.what(frame)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -13,13 +14,13 @@ from tensordict import TensorDictBase
 
 from rlcli import arguments
 from rlcli.arguments import refuse
-from rlcli.collectors.background import Background
 from rlcli.collectors.options import COUNTED, FIELDS, CollectorOptions, counted
 from rlcli.collectors.weights import POLICY
 from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
 
 if TYPE_CHECKING:
+    from rlcli.collectors.background import Background
     from rlcli.collectors.finish import Delivered
     from rlcli.collectors.schema import RowSchema
     from rlcli.collectors.trajectories import CompleteTrajectories
@@ -103,7 +104,6 @@ class BaseCollector:
             self.weight_updater = options.weight_updater
         self.frames = self.batches = 0
         self.closed = False
-        self.background = Background()
         self._stored = False  # whether something of the last batch went to the buffer
         self._warned_of: set[str] = set()  # keys whose values left their bounds
 
@@ -524,6 +524,12 @@ class BaseCollector:
         return self._hooks[1] if self._calls_hooks else None
 
     # ---- in the background -------------------------------------------------------------------------------------
+    @functools.cached_property
+    def background(self) -> Background:
+        from rlcli.collectors.background import Background
+
+        return Background()
+
     def start(self) -> None:
         """Collect in a thread, writing to the replay buffer, until `async_shutdown` or the end of `with`."""
         refuse(self.replay_buffer is None, "start() needs a replay_buffer", fix="Pass replay_buffer= to the collector.")

@@ -246,7 +246,7 @@ class Collector(BaseCollector):
             self._looked = False  # at what the env shows
             self._made: Rollout | None = None
             self._connect()
-            if s.seed is not None or not self.vec_env.seeded:
+            if s.seed is not None or self.vec_env.run_seed is None:
                 self.vec_env.seed(self.seed, every_episode=s.episode_seeds, first_lane=s.first_lane, total=s.all_lanes)
             undo.pop_all()
 
@@ -468,7 +468,8 @@ class Collector(BaseCollector):
         bool
             False where replaying gives another episode, and nothing is remembered.
         """
-        self.background.refuse()
+        if "background" in vars(self):
+            self.background.refuse()
         if not longest:
             return False
         self._begin_episodes()

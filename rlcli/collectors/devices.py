@@ -64,14 +64,8 @@ class Placement:
     policy: torch.device | None
     storing: torch.device | None
     non_blocking: bool  # leave out the waits for copies
-
-    @property
-    def policy_is_elsewhere(self) -> bool:
-        return self.policy is not None and self.policy.type != "cpu"
-
-    @property
-    def storing_is_elsewhere(self) -> bool:
-        return self.storing is not None and self.storing.type != "cpu"
+    policy_is_elsewhere: bool  # not in host memory
+    storing_is_elsewhere: bool
 
 
 def same_device(one: torch.device, other: torch.device) -> bool:
@@ -96,25 +90,20 @@ def place(
 ) -> Placement:  # fmt: skip
     """Resolve the device arguments of a collector: each before `device`; without any, env and policy stay in place."""
     env = resolve(env_device if env_device is not None else device) or env_own
-    acting = resolve(policy_device if policy_device is not None else device) or own_device(policy)
+    acting = resolve(policy_device if policy_device is not None else device)
+    if acting is None and isinstance(policy, nn.Module):  # the accelerator that it lies on
+        places = {tensor.device for tensor in [*policy.parameters(), *policy.buffers()]}
+        acting = next((device for device in places if device.type != "cpu"), None)
+        if acting is not None and len(places) > 1:
+            raise ArgumentError("the policy lies on several devices", fix="Say which one acts: policy_device=...")
     storing = resolve(storing_device if storing_device is not None else device)
     if storing is None and acting == env:
         storing = env
-    return Placement(env, acting, storing, non_blocking=no_cuda_sync)
+    elsewhere = [device is not None and device.type != "cpu" for device in (acting, storing)]
+    return Placement(env, acting, storing, no_cuda_sync, *elsewhere)
 
 
 # ---- the policy on its device ---------------------------------------------------------------------------------------
-def own_device(policy: Any) -> torch.device | None:
-    """Return the accelerator a policy lies on; None for the CPU, and for what has no tensors."""
-    if not isinstance(policy, nn.Module):
-        return None
-    places = {tensor.device for tensor in [*policy.parameters(), *policy.buffers()]}
-    accelerator = next((device for device in places if device.type != "cpu"), None)
-    if accelerator is not None and len(places) > 1:
-        raise ArgumentError("the policy lies on several devices", fix="Say which one acts: policy_device=...")
-    return accelerator
-
-
 def on_device(policy: Any, device: torch.device) -> Any:
     """Return the policy where all tensors are on `device`, else a copy."""
     tensors = [*policy.parameters(), *policy.buffers()] if isinstance(policy, nn.Module) else ()

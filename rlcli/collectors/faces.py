@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlcli.collectors.actors.actor import RandomActor
-from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.actor import FastActor, RandomActor
 from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.collectors.wiring import Wired, transforms_of
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import own_methods
 from rlcli.envs.serial import BatchedEnv
 from rlcli.keys import show
+from rlcli.modules.head import StateIndependentScale
+from rlcli.modules.masks import LogitMask
 from rlcli.modules.stages import Stage
 from rlcli.transforms import Transform
 
@@ -97,12 +98,12 @@ def _policy(wired: Wired) -> Iterator[Face]:
                 yield Face("policy", _stage(stage), "columns, in numpy", "recurrent layers, one step in numpy")
             elif layers is not None:
                 yield Face("policy", _stage(stage), "columns, in numpy", "plain layers, as numpy products")
-            elif stage.mask is not None and not actor.calls:
+            elif stage.is_plain(LogitMask) and not actor.calls:
                 yield Face("policy", _stage(stage), "columns, in numpy", "an action mask")
-            elif stage.scale is not None and not actor.calls:
+            elif stage.is_plain(StateIndependentScale) and not actor.calls:
                 yield Face("policy", _stage(stage), "columns, once per batch", "it is the same at every step")
             else:
-                known = stage.layers or stage.cells or stage.only_reads
+                known = stage.layers or (stage.state_keys and stage.cells) or stage.only_reads
                 why = f"{_class(stage.module)} is not a plain stack of layers, so it is not run in numpy"
                 why = "a module of the policy is called, and so are all" if known and actor.calls else why
                 yield Face("policy", _stage(stage), "columns, called every step", why)

@@ -1,7 +1,7 @@
 """The loop: policy, env, transforms, resets; written once, for every kind of env, policy and transform.
 
-Everything special is bound to a batch's rows before the loop starts, so that the few lines of `run` are the whole of
-what happens per step.
+Everything special is bound to a batch's rows before the loop starts, so that the few lines of `step_envs` are the whole
+of what happens per step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcli.collectors.actors.actor import BoundActor
+from rlcli.collectors.actors.rows import BoundActor
 from rlcli.collectors.batch import Columns, FinalObservations, FiniteRows, KeptStates
 from rlcli.errors import NumericsError
 from rlcli.keys import Key, spell
@@ -36,7 +36,7 @@ class BoundBatch:
     states: KeptStates | None = None
     ended: bool = False  # whether the last run stopped at an episode's end
 
-    def run(
+    def step_envs(
         self, act: Callable, step: Callable, reset: Callable, steps: Iterable[int], keep_finals: bool,
         reset_when_done: bool,
     ) -> int:  # fmt: skip

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
+from torch import nn
 
-from rlcli import arguments
+from rlcli import arguments, modules
 from rlcli.arguments import refuse
 from rlcli.data.next_obs.modes import MODES
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, POLICY_VERSION, TRAJ_IDS, Key, show, unravel
-from rlcli.modules.exploration import RandomPolicy
 from rlcli.specs.base import Device
 
 if TYPE_CHECKING:
@@ -148,12 +148,14 @@ class CollectorOptions:
 
     def make_policy(self) -> Any:
         policy = self.policy if self.policy_factory is None else self.policy_factory()
-        return None if type(policy) is RandomPolicy and policy.action_spec is None else policy
+        if isinstance(policy, nn.Module) or type(policy) is not modules.RandomPolicy:
+            return policy
+        return None if policy.action_spec is None else policy
 
     @property
     def random_mask_key(self) -> Key | None:
         """Return the key of the action mask that random actions without a policy keep to."""
-        return self.policy.action_mask_key if type(self.policy) is RandomPolicy else None
+        return self.policy.action_mask_key if type(self.policy) is modules.RandomPolicy else None
 
     def check_lanes(self, n: int) -> None:
         """Raise unless lanes `first_lane .. first_lane + n - 1` are some of `all_lanes`."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.actors.actor import BoundActor
+from rlcli.collectors.actors.rows import BoundActor
 from rlcli.collectors.answers import answering
 from rlcli.collectors.batch import (
     BatchPool,
@@ -89,7 +89,7 @@ class Rollout:
         if self.limit is not None:
             vec_env.limit_frames(self.limit)
         self.keep_finals = schema.next != NONE  # the true next observations of episode ends
-        self._awaited = schema.kept.awaited  # until the first batch
+        self._awaited = schema.awaited  # until the first batch
         self.clock = StateClock(vec_env.n, schema.stride)
         changed = {key for t in plan.inside for key in t.writes(self.live)}
         unseen = [  # observations of the env that no stored column shows as they were
@@ -320,7 +320,9 @@ class Rollout:
             if seconds is not None:
                 act = _timed(act, seconds, "policy")
                 step, reset = _timed(step, seconds, "env"), _timed(reset, seconds, "env")
-            taken = batch.run(act, step, reset, self.legs(first, last), self.keep_finals, self.options.reset_when_done)
+            taken = batch.step_envs(
+                act, step, reset, self.legs(first, last), self.keep_finals, self.options.reset_when_done
+            )
             actor.end(first, taken)
             noise.advance(taken - first)
             return taken

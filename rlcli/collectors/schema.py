@@ -1,7 +1,7 @@
 """The keys of a batch: worked out once from the parts that write it, and read by all who need to know.
 
-The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  `Kept`
-says which keys the consumer asked for, `data/next_obs/modes.py` how a mode keeps next values.
+The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  `keeps`
+says which keys the consumer gets, `data/next_obs/modes.py` how a mode keeps next values.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from rlcli.data.fields import on_torch
-from rlcli.data.next_obs.modes import NEXT, next_in, overflows, shared, stored
+from rlcli.data.next_obs.modes import KEEPS, next_in, overflows, shared, stored
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
 from rlcli.keys import (
+    ACTION,
     DONE,
     END_FLAGS,
     POLICY_VERSION,
@@ -36,19 +36,14 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.specs import Categorical
+from rlcli.specs.dtypes import torch_dtype
 from rlcli.specs.field import BATCH, LATE, NONE, OWN, PASS, ROW, SPARSE, Field, Fields
 from rlcli.transforms import Faces
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Say whether the consumer gets a key; `keys` None means all but those under raw rows' name."""
-
-    keys: frozenset[Key] | None = None
-    awaited: frozenset[Key] = frozenset()  # asked for, but not declared: the first step must show them
-
-    def __call__(self, key: Key) -> bool:
-        return as_tuple(key)[0] != RAW if self.keys is None else unravel(key) in self.keys
+def keeps(keys: Set[Key] | None, key: Key) -> bool:
+    """Say whether a consumer who asked for `keys` gets one; None asks for all but those under raw rows' name."""
+    return as_tuple(key)[0] != RAW if keys is None else unravel(key) in keys
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,8 @@ class RowSchema:
     lanes: int
     fields: Fields  # with next values as `full` keeps them
     mode: str = "full"  # of next observations: "full", "compact", "exact" or "delta"
-    kept: Kept = Kept()
+    kept: Set[Key] | None = None  # what the consumer asked for: see `keeps`
+    awaited: Set[Key] = frozenset()  # of those, what is not declared: the first step must show them
     # written by steps beside `fields`; replaces the field of the same key
     late: Fields = dataclasses.field(default_factory=dict)
     stride: int = 1  # of sparse fields: every so many steps of an episode, and the first of an episode or batch
@@ -80,7 +76,7 @@ class RowSchema:
 
     @property
     def next(self) -> str:
-        return NEXT[self.mode]
+        return KEEPS[self.mode]
 
     @cached_property
     def with_next(self) -> list[Key]:
@@ -103,7 +99,7 @@ class RowSchema:
     def delivers(self, key: Key) -> bool:
         """Say whether the consumer gets a column of this key."""
         planned = self._answers.get(key)
-        return self.kept(key) if planned is None else planned
+        return keeps(self.kept, key) if planned is None else planned
 
     def with_late(self, columns: Mapping[Key, torch.Tensor]) -> RowSchema:
         """Return the schema of batches that hold these columns, `[lanes, T, *shape]`, too; itself where it is."""
@@ -125,14 +121,11 @@ class RowSchema:
     # ---- what its rows hold, in any mode -----------------------------------------------------------------------------
     def rows(self, env: EnvBase, lanes: int, steps: int) -> RowSchema:
         """Return the schema of batches `[lanes, steps]` as tensors, of what the consumer gets."""
-        leaves = [*env.full_action_spec.items(True, True), *env.full_observation_spec.items(True, True)]
+        leaves = [(ACTION, env.action_spec), *env.full_observation_spec.items(True, True)]
         choices = {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
-        fields = on_torch({**self.fields, **self.late})
-        kept = {key: f for key, f in fields.items() if f.stored or f.next != NONE}
-        return replace(
-            self, lanes=lanes, steps=steps, late={},
-            fields={key: replace(field, choices=choices.get(key)) for key, field in kept.items()},
-        )  # fmt: skip
+        kept = {key: f for key, f in {**self.fields, **self.late}.items() if f.stored or f.next != NONE}
+        fields = {key: replace(f, dtype=torch_dtype(f.dtype), choices=choices.get(key)) for key, f in kept.items()}
+        return replace(self, lanes=lanes, steps=steps, late={}, fields=fields)
 
     @property
     def frames(self) -> int:
@@ -183,12 +176,20 @@ class RowSchema:
         )
 
 
+_FLAG, _NUMBER = Field((1,), np.dtype(np.bool_)), Field((), np.dtype(np.int64))
+ALWAYS: Fields = {  # columns that every batch may hold, beside observations and what the policy writes
+    REWARD: Field((1,), np.dtype(np.float32)), TERMINATED: _FLAG, TRUNCATED: _FLAG, DONE: _FLAG,
+    **dict.fromkeys(END_FLAGS, _FLAG), TRAJ_IDS: _NUMBER, POLICY_VERSION: _NUMBER,
+}  # fmt: skip
+
+
 def schema_of(
-    lanes: int, plan: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
-    track_version: bool, states: Sequence[Key] = (), stride: int = 1,
+    lanes: int, plan: Faces, rows: Fields, once: Fields, kept: Set[Key] | None, awaited: Set[Key], *, mode: str,
+    track_ids: bool, track_version: bool, states: Sequence[Key] = (), stride: int = 1,
 ) -> RowSchema:  # fmt: skip
     live = {**plan.rows, **rows}
-    columns = {**once, **always(track_ids, track_version)}
+    left_out = {key for key, tracked in ((TRAJ_IDS, track_ids), (POLICY_VERSION, track_version)) if not tracked}
+    columns = {**once, **{key: field for key, field in ALWAYS.items() if key not in left_out}}
     read_later = {key for t in plan.after for key in t.reads({**live, **columns})}
     if REWARD in plan.needs:
         read_later.add(REWARD)
@@ -196,32 +197,20 @@ def schema_of(
     observations = plan.rows.keys() - few
 
     def field(key: Key, of: Field, written: str, followed: bool = False) -> Field:
-        way = OWN if followed and kept(under_next(key)) else NONE
-        return replace(of, written=written, stored=kept(key), next=way)
+        way = OWN if followed and keeps(kept, under_next(key)) else NONE
+        return replace(of, written=written, stored=keeps(kept, key), next=way)
 
     fields = {
-        key: field(key, of, SPARSE if key in few else ROW, key in observations and kept(key))
+        key: field(key, of, SPARSE if key in few else ROW, key in observations and keeps(kept, key))
         for key, of in live.items()
     }
     fields |= {
         key: field(key, of, BATCH)
         for key, of in columns.items()
-        if key not in live and (kept(key) or key in read_later)
+        if key not in live and (keeps(kept, key) or key in read_later)
     }
     fields |= {key: field(key, of, PASS, True) for key, of in plan.columns.items() if key not in fields}
-    return RowSchema(lanes, fields, mode, kept, stride=stride)
-
-
-def always(track_ids: bool = True, track_version: bool = True) -> Fields:
-    """Return columns every batch may hold, beside observations and what the policy writes."""
-    flag, number = Field((1,), np.dtype(np.bool_)), Field((), np.dtype(np.int64))
-    columns: Fields = {REWARD: Field((1,), np.dtype(np.float32)), TERMINATED: flag, TRUNCATED: flag, DONE: flag}
-    columns |= {name: flag for name in END_FLAGS}
-    if track_ids:
-        columns[TRAJ_IDS] = number
-    if track_version:
-        columns[POLICY_VERSION] = number
-    return columns
+    return RowSchema(lanes, fields, mode, kept, awaited, stride=stride)
 
 
 def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:

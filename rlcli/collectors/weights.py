@@ -24,7 +24,7 @@ from rlcli.errors import ArgumentError
 from rlcli.weight_update.tensors import Source, check_apart, matched, snapshot, wait, write
 
 if TYPE_CHECKING:
-    from rlcli.collectors.actors.actor import BoundActor
+    from rlcli.collectors.actors.rows import BoundActor
     from rlcli.weight_update.receiver import ModelsReceiver
 
 POLICY = "policy"

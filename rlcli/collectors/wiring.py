@@ -6,18 +6,18 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
 from rlcli.arguments import refuse
 from rlcli.collectors.actors.actor import ActorRunner, PolicyContext, RandomActor, States, no_place
-from rlcli.collectors.actors.choose import choose_actor
+from rlcli.collectors.actors.which_actor import choose_actor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import CollectorOptions
-from rlcli.collectors.schema import Kept, RowSchema, always, refuse_unknown, schema_of
-from rlcli.data.next_obs.modes import NEXT
+from rlcli.collectors.schema import ALWAYS, RowSchema, refuse_unknown, schema_of
+from rlcli.data.next_obs.modes import KEEPS
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods
 from rlcli.envs.mdp import on_tensordicts
@@ -92,12 +92,12 @@ def with_transforms(
     if policy is not None and options.auto_register_policy_transforms:
         env = with_policy_transforms(env, policy)
     delta, transforms = None, transforms_on(env)
-    if transforms or NEXT[options.next_obs_mode()] == CODED:
+    if transforms or KEEPS[options.next_obs_mode()] == CODED:
         from rlcli.transforms.next_observation_delta import NextObservationDelta
 
         delta = next((t for t in transforms if isinstance(t, NextObservationDelta)), None)
     mode = options.next_obs_mode(delta is not None)
-    if delta is None and NEXT[mode] == CODED:
+    if delta is None and KEEPS[mode] == CODED:
         delta = NextObservationDelta(delta_dtype=options.delta_dtype, on_overflow=options.on_overflow)
         env = TransformedEnv(env, delta)
     return env, delta, mode
@@ -178,24 +178,33 @@ def wire(
     asked, cpu = placement.env, torch.device("cpu")
     if vec_env.on_tensordicts and asked and not same_device(asked, vec_env.env.device or cpu):
         vec_env.env.to(asked)
-    vec_env.limit_frames(options.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
-    vec_env.limit_frames(None)
+    if options.max_frames_per_traj is not None:
+        vec_env.limit_frames(options.max_frames_per_traj)  # may refuse
+        vec_env.limit_frames(None)  # the engine limits only the episodes that it begins
     reward: Fields = {REWARD: Field((1,), np.dtype(np.float32))}
     shown = dict(vec_env.schema)
     for transform in transforms:
         shown |= planned(transform, {**shown, **reward})
     flags = getattr(vec_env, "flags", None)
     setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, options.exploration_type, flags)
-    mask_key = _mask_key(policy, shown, vec_env.actions, options)
-    used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)
-    actions = random_actions(env, vec_env) or vec_env.actions
-    random = RandomActor(actions, actor.log_prob_key, actor.log_prob_shape, mask_key)
+    drawn = random_actions(env, vec_env)
+    if random_frames and drawn is None:
+        refuse_own_random(env)
+    if policy is None:
+        used, own, mask_key = None, None, options.random_mask_key
+        actor = _without_policy(env, vec_env, setting, drawn, mask_key)
+    else:
+        used, own, actor = _with_policy(policy, env, vec_env, setting, random_frames > 0)
+        mask_key = mask_key_of(policy)
+        if mask_key not in shown or vec_env.actions.kind == "box":
+            mask_key = None  # one that the policy makes is its own business
+    random = RandomActor(drawn or vec_env.actions, actor.log_prob_key, actor.log_prob_shape, mask_key)
     plan = choose_faces(transforms, {**vec_env.schema, **reward}, actor.reads | random.reads)
     if vec_env.rewards is not None:
         plan.needs.add(REWARD)
     batches = schema_of(
         vec_env.n, plan, actor.live, {**random.once, **actor.once},
-        Kept() if options.keep_keys is None else _kept(vec_env, shown, actor, random, delta, options.keep_keys),
+        *_kept(vec_env, shown, actor, random, delta, options.keep_keys),
         mode=mode, track_ids=options.track_traj_ids, track_version=bool(options.track_policy_version),
         states=actor.states, stride=options.recurrent_state_stride,
     )  # fmt: skip
@@ -209,53 +218,47 @@ def wire(
     )  # fmt: skip
 
 
-def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, options: CollectorOptions) -> Key | None:
-    """Return the mask that the policy, or random actions in its place, keep to; None where there is none."""
-    if policy is not None:
-        key = mask_key_of(policy)
-        return key if key in shown and actions.kind != "box" else None  # one that the policy makes is its own business
-    key = options.random_mask_key
-    if key is None:
-        return None
-    size = None if actions.kind == "box" else sum(actions.sizes)
-    refuse(key not in shown or shown[key].size != size, f"{show(key)} is no mask of the env's actions",
-           why=f"a mask has {size or 'no'} flags for them, the env shows {', '.join(map(show, shown))}",
-           fix="Give RandomPolicy the action_mask_key of an observation with a flag for each action.")  # fmt: skip
-    return key
+def _without_policy(
+    env: EnvBase, vec_env: VecEnv, setting: PolicyContext, drawn: ActionFormat | None, key: Key | None
+) -> ActorRunner:
+    """Return what draws random actions, among those that the mask `key` allows."""
+    shown, actions = setting.inputs, vec_env.actions
+    if key is not None:
+        size = None if actions.kind == "box" else sum(actions.sizes)
+        refuse(key not in shown or shown[key].size != size, f"{show(key)} is no mask of the env's actions",
+               why=f"a mask has {size or 'no'} flags for them, the env shows {', '.join(map(show, shown))}",
+               fix="Give RandomPolicy the action_mask_key of an observation with a flag for each action.")  # fmt: skip
+    if drawn is not None:
+        return RandomActor(drawn, mask_key=key)
+    if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
+        action_format(env.action_spec, len(env.batch_size))  # refuses it
+    from rlcli.collectors.actors.tensordict import TensorDictActor
+
+    return TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
 
 
-def _actor(
-    env: EnvBase, vec_env: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
+def _with_policy(
+    policy: Any, env: EnvBase, vec_env: VecEnv, setting: PolicyContext, early: bool
 ) -> tuple[Any, Any, ActorRunner]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
-    random = random_actions(env, vec_env)
-    actor: ActorRunner = RandomActor(random or vec_env.actions, mask_key=mask_key)
-    if random_frames:
-        refuse_own_random(env, vec_env)
-    if policy is None and random is None:
-        if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
-            action_format(env.action_spec, len(env.batch_size))  # refuses it
-        from rlcli.collectors.actors.tensordict import TensorDictActor
-
-        actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
-    elif policy is not None:
-        states, shown, device = state_keys(policy), setting.inputs, setting.placement.policy
-        for key in [*states, *written_states(policy)]:
-            if key not in shown:
-                raise no_place(key, by_itself=key in states)
-        if IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown:
-            raise ArgumentError(
-                "the policy reads is_init, which the env does not offer",
-                fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).",
-            )
-        called = on_tensordicts(policy, list(shown))
-        used: Any = called if device is None else on_device(called, device)
-        legal = partial(_legal, env, vec_env.bounds.intervals)
-        primers = (t for t in transforms_of(env) if states and isinstance(t, TensorDictPrimer))
-        odd = any(t.default_value != 0 and not {*states}.isdisjoint(t.out_keys) for t in primers)  # modules begin at 0
-        actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
-        return used, used if called is policy else used.module, actor
-    return None, None, actor
+    states, shown, device = state_keys(policy), setting.inputs, setting.placement.policy
+    for key in [*states, *written_states(policy)]:
+        if key not in shown:
+            raise no_place(key, by_itself=key in states)
+    if IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown:
+        raise ArgumentError(
+            "the policy reads is_init, which the env does not offer",
+            fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).",
+        )
+    called = on_tensordicts(policy, list(shown))
+    used: Any = called if device is None else on_device(called, device)
+    legal = partial(_legal, env, vec_env.bounds.intervals)
+    odd = bool(states) and any(  # modules begin at 0
+        isinstance(t, TensorDictPrimer) and t.default_value != 0 and not {*states}.isdisjoint(t.out_keys)
+        for t in transforms_of(env)
+    )
+    actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=early)
+    return used, used if called is policy else used.module, actor
 
 
 def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
@@ -274,16 +277,18 @@ def _own_random(env: EnvBase) -> str:
     return "its own rand_action" if overrides else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 
-def refuse_own_random(env: EnvBase, vec_env: VecEnv) -> None:
-    """Raise where the env's random actions are not those that first frames take."""
-    refuse(random_actions(env, vec_env) is None, "the first frames take uniform random actions",
-           why=f"{type(env).__name__} has {_own_random(env)}",
-           fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.")  # fmt: skip
+def refuse_own_random(env: EnvBase) -> NoReturn:
+    """Raise: the env's random actions are not those that first frames take."""
+    raise ArgumentError(
+        "the first frames take uniform random actions", why=f"{type(env).__name__} has {_own_random(env)}",
+        fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.",
+    )  # fmt: skip
 
 
 def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None:
     """Raise where a collector that was made without random first frames cannot take some all the same."""
-    refuse_own_random(env, vec_env)
+    if random_actions(env, vec_env) is None:
+        refuse_own_random(env)
     refuse(actor.late is not None and actor.late.fields is None,
            "random frames cannot come before the policy has acted",
            why="its first step shows which columns batches have",
@@ -292,14 +297,16 @@ def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None
 
 def _kept(
     vec_env: VecEnv, shown: Fields, actor: ActorRunner, random: ActorRunner, delta: NextObservationDelta | None,
-    keep: Sequence[Key],
-) -> Kept:  # fmt: skip
-    """Return what `keep` asks for; keys of differences stand for the next observations that they are made of."""
+    keep: Sequence[Key] | None,
+) -> tuple[set[Key] | None, set[Key]]:  # fmt: skip
+    """Return what `keep` asks for, and what of it only steps show; keys of differences stand for next observations."""
+    if keep is None:
+        return None, set()
     late = vec_env.on_tensordicts or (actor.late is not None and actor.late.fields is None)
     parts = delta_key, scale_key, kept_key
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
     kept = {unravel(coded.get(as_tuple(key), key)) for key in keep}
-    fields = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
+    fields = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *ALWAYS]
     legal = {show(key) for key in map(unravel, fields)}
     awaited = {key for key in kept if show(key) not in legal}
     if awaited and not late:
@@ -309,24 +316,18 @@ def _kept(
             raise ArgumentError(f"keep_keys names next.{show(key)} without {show(key)}", fix="Keep both, or neither.")
     unfollowed = {*actor.states, IS_INIT}  # false in every successor
     kept |= {under_next(key) for key in shown if unravel(key) in kept and key not in unfollowed}
-    return Kept(frozenset(kept), frozenset(awaited))
+    return kept, awaited
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:
-    """Replace values `[*batch, *shape]` that the env may not show under `key` by ones that it may."""
-    specs = {
-        unravel(k): spec
-        for full in (env.full_state_spec, env.full_observation_spec)
-        for k, spec in full.items(True, True)
-    }
-    spec = specs[key].to("cpu") if key in specs else None
-    given = torch.from_numpy(values)
-    if spec is not None and tuple(spec.shape) == values.shape and not spec.is_in(given.to(spec.dtype)):
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            return spec.rand().to(given.dtype).numpy()
+    """Move values `[*batch, *shape]`, numbers from 0 on, to where the env may show them under `key`."""
     interval = intervals.get(key)
-    if interval is not None and interval.shape == values.shape[len(env.batch_size) :] and not interval.holds(values):
-        above = values + np.where(np.isfinite(interval.low), interval.low, 0)
-        return np.clip(above, interval.low, interval.high).astype(values.dtype)
+    if interval is not None and interval.shape == values.shape[len(env.batch_size) :]:
+        low, high = interval.low, interval.high
+        moved = np.clip(values + np.where(np.isfinite(low), low, 0), low, high)
+        values = np.where((values < low) | (values > high), moved, values).astype(values.dtype)
+    for full in (env.full_observation_spec, env.full_state_spec):
+        for name, spec in full.items(True, True):
+            if unravel(name) == key and spec.shape == values.shape:
+                return spec.to("cpu").project(torch.from_numpy(values).to(spec.dtype)).numpy().astype(values.dtype)
     return values

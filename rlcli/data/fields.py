@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,31 +12,14 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, as_tuple, show, unravel
-from rlcli.specs.dtypes import dtype_name, torch_dtype
-from rlcli.specs.field import Field, Fields
-from rlcli.typed import Misfit, choice, listed, row, text, whole
+from rlcli.specs.dtypes import dtype_name
+from rlcli.specs.field import Field
 
 DTYPES = {
     dtype_name(x): x
     for x in vars(torch).values()
     if isinstance(x, torch.dtype) and not str(x).startswith(("torch.q", "torch.bits"))
 }
-KEY = listed(text(r"(?s).+"), least=1)
-SHAPE = listed(whole(), most=64)
-DTYPE = choice(*DTYPES)
-MOST_BYTES = 1 << 46  # of one row
-_FIELDS = listed(row(KEY, DTYPE, SHAPE))
-
-
-def fields_of(columns: Mapping[Key, Tensor], lead: int = 1) -> dict[Key, Field]:
-    """Return the fields of columns `[*lead dims, *F]`."""
-    return {key: Field.of(column, lead) for key, column in columns.items()}
-
-
-def on_torch(fields: Mapping[Key, Field]) -> Fields:
-    """Return the fields of the same rows as tensors."""
-    kinds = {key: field.dtype for key, field in fields.items() if not isinstance(field.dtype, torch.dtype)}
-    return {key: replace(f, dtype=torch_dtype(kinds[key])) if key in kinds else f for key, f in fields.items()}
 
 
 def width_of(fields: Mapping[Key, Field]) -> int:
@@ -86,18 +68,8 @@ def listed_fields(fields: Mapping[Key, Field]) -> list[list[Any]]:
 
 
 def read_fields(listed: Sequence[Sequence[Any]]) -> dict[Key, Field]:
-    """Return the fields of `listed_fields`; `check_fields` has looked at those of a file."""
+    """Return the fields of `listed_fields`; `check_fields` (files/tensors.py) has looked at those of a file."""
     return {unravel(tuple(key)): Field(tuple(shape), DTYPES[dtype]) for key, dtype, shape in listed}
-
-
-def check_fields(x: Any) -> None:
-    """Refuse (Misfit) what is not as `listed_fields` writes it."""
-    _FIELDS(x)
-    keys = [tuple(key) for key, _, _ in x]
-    if len(set(keys)) < len(keys):
-        raise Misfit("a key is there twice")
-    if (width := sum(math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in x)) > MOST_BYTES:
-        raise Misfit(f"a row would have {width:,} bytes")
 
 
 def bytes_of(column: Tensor) -> Tensor:
@@ -148,26 +120,20 @@ def _collect_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Ten
 
 def nested(columns: Mapping[Key, Tensor], batch_size: torch.Size, device: torch.device | None = None) -> TensorDict:
     """Return a TensorDict of columns that are known to have this batch size."""
-    tables: dict[tuple[str, ...], TensorDict] = {}
-    top = _nested_at((), tables, batch_size, device)
+    # the public constructor and `set` check every leaf again, which takes five times as long as all the rest of a
+    # sample; given a device, the constructor would ask for the machine's others
+    top = TensorDict._new_unsafe({}, batch_size=batch_size)
+    top._device = device
+    tables: dict[tuple[str, ...], TensorDict] = {(): top}
     for key, column in columns.items():
         if isinstance(key, str):
             top._tensordict[key] = column
-        else:
-            inner = tables[key[:-1]] if key[:-1] in tables else _nested_at(key[:-1], tables, batch_size, device)
-            inner._tensordict[key[-1]] = column
+            continue
+        if key[:-1] not in tables:
+            for n in range(1, len(key)):
+                if key[:n] not in tables:
+                    new = tables[key[:n]] = TensorDict._new_unsafe({}, batch_size=batch_size)
+                    new._device = device
+                    tables[key[: n - 1]]._tensordict[key[n - 1]] = new
+        tables[key[:-1]]._tensordict[key[-1]] = column
     return top
-
-
-def _nested_at(
-    path: tuple[str, ...], made: dict[tuple[str, ...], TensorDict], batch_size: torch.Size, device: torch.device | None
-) -> TensorDict:
-    """Return a new TensorDict, in the one it lies in."""
-    # the public constructor and `set` check every leaf again, which takes five times as long as all the rest of a
-    # sample; given a device, the constructor would ask for the machine's others
-    new = made[path] = TensorDict._new_unsafe({}, batch_size=batch_size)
-    new._device = device
-    if path:
-        outer = made[path[:-1]] if path[:-1] in made else _nested_at(path[:-1], made, batch_size, device)
-        outer._tensordict[path[-1]] = new
-    return new

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -39,17 +39,28 @@ class VecEnvAdapter(EnvBase):
     def __init__(self, vec_env: VecEnv, observation_space, action_space, *, batched: bool, device=None) -> None:
         super().__init__(batch_size=(vec_env.n,) if batched else (), device=device)
         self.vec_env = vec_env
-        self.observation_spec, self.action_spec = made_specs(
-            vec_env, observation_space, action_space, self.batch_size, device
-        )
+        spec = from_gym_space(observation_space, categorical=False, observed=True)
+        observation = spec if isinstance(spec, Composite) else Composite({"observation": spec})
+        for key, spec in observation.items(True, True):
+            if spec.dtype != (stored := torch_dtype(vec_env.schema[key].dtype)):
+                observation.set(key, spec.to(stored))
+        action = from_gym_space(action_space, categorical=vec_env.actions.categorical)
+        if batched:
+            observation, action = observation.expand(vec_env.n), action.expand(vec_env.n, *action.shape)
+        self.observation_spec, self.action_spec = observation, action
         if device is not None:
+            self.observation_spec, self.action_spec = observation.to(device), action.to(device)
             self.reward_spec = self.reward_spec.to(device)
         self._rows = {key: [np.empty(0), np.empty(0)] for key in vec_env.schema}
-        self._bound_step, _ = vec_env.bind(self._rows)
 
     @property
     def out_of_bounds(self) -> str:
         return self.vec_env.bounds.mode
+
+    @cached_property
+    def _bound_step(self) -> Callable:
+        """Return the step into row 1 of `_rows`; a collector, which has rows of its own, never asks."""
+        return self.vec_env.bind(self._rows)[0]
 
     def _fresh(self) -> dict:
         return {key: np.empty((self.vec_env.n, *shape), dtype) for key, (shape, dtype) in self.vec_env.schema.items()}
@@ -128,30 +139,6 @@ class VecEnvAdapter(EnvBase):
         self.vec_env.close()
 
 
-def made_specs(vec_env: VecEnv, observation_space, action_space, batch_size, device):
-    """Return observation and action specs, batch size in front, in the dtypes that lanes store."""
-    from_space = from_gym_space(_as_stored(observation_space), categorical=False)
-    observation = from_space if isinstance(from_space, Composite) else Composite({"observation": from_space})
-    for key, (_, dtype) in vec_env.schema.items():
-        if observation[key].dtype != torch_dtype(dtype):
-            observation.set(key, observation[key].to(torch_dtype(dtype)))
-    action = from_gym_space(action_space, categorical=vec_env.actions.categorical)
-    if batch_size:
-        observation, action = observation.expand(*batch_size), action.expand(*batch_size, *action.shape)
-    if device is not None:
-        observation, action = observation.to(device), action.to(device)
-    return observation, action
-
-
-def _as_stored(space: gym.Space) -> gym.Space:
-    """Return an observation space with MultiDiscrete as a Box: stored as whole numbers, not one-hot."""
-    if isinstance(space, gym.spaces.Dict):
-        return gym.spaces.Dict({name: _as_stored(part) for name, part in space.spaces.items()})
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return gym.spaces.Box(space.start, space.start + space.nvec - 1, dtype=space.dtype)  # type: ignore[arg-type]
-    return space
-
-
 # ---- one gymnasium env -----------------------------------------------------------------------------------------------
 Source = str | gym.Env | GymRecipe
 
@@ -186,6 +173,8 @@ class GymEnv(VecEnvAdapter):
     gym : gymnasium.Env
     recipe : GymRecipe
         How `gym` was made.
+    narrow : bool
+        As given.
 
     Notes
     -----
@@ -212,22 +201,29 @@ class GymEnv(VecEnvAdapter):
         vec_env = GymVecEnv([made], categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
         super().__init__(vec_env, made.observation_space, made.action_space, batched=False, device=device)
         self.gym = made
-        self._narrow = narrow
+        self.narrow = narrow
+        self._made = self._specs()
 
     def __reduce_ex__(self, protocol):
         if type(self) is not GymEnv or self.own_parts:
             return super().__reduce_ex__(protocol)
-        form = {"categorical_action_encoding": self.vec_env.actions.categorical, "narrow": self._narrow}
+        form = {"categorical_action_encoding": self.vec_env.actions.categorical, "narrow": self.narrow}
         return made_again(partial(GymEnv, self.recipe, **form, out_of_bounds=self.out_of_bounds, device=self.device))
 
     @property
     def own_parts(self) -> list[str]:
         """The methods it is stepped by, and the specs, that are not those which its class gives it."""
-        made = EnvBase(device=self.device)
-        made.observation_spec, made.action_spec = made_specs(
-            self.vec_env, self.gym.observation_space, self.gym.action_space, self.batch_size, self.device
-        )
-        return [*own_methods(self), *(name for name in SPECS if getattr(self, name) != getattr(made, name))]
+        return [*own_methods(self), *(name for name, leaves in self._specs().items() if leaves != self._made[name])]
+
+    def _specs(self) -> dict[str, list]:
+        """Return the leaves of its specs: to compare one with itself costs nothing."""
+        return {name: Composite({name: getattr(self, name)}).items(True, True) for name in SPECS}
+
+    def _move_specs(self, device: torch.device) -> None:
+        as_made = self._specs() == self._made
+        super()._move_specs(device)
+        if as_made:
+            self._made = self._specs()
 
     def __repr__(self) -> str:
         return f"GymEnv({self.vec_env.name})"

@@ -21,7 +21,7 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.envs.base import SPECS, EnvBase
 from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again, recipe_of
-from rlcli.envs.serial import BatchedEnv, Stacked, brief, differing, made, narrows, one_each, transforms_within
+from rlcli.envs.serial import BatchedEnv, Stacked, brief, differing, made, one_each, transforms_within
 from rlcli.errors import ArgumentError, EnvError, in_words
 from rlcli.keys import Key
 from rlcli.processes.channel import Channel, packed, unpacked
@@ -123,6 +123,7 @@ class ParallelEnv(BatchedEnv):
             given.append(described)
         else:
             self.inner = self._plain(given, device, first)
+        self.envs = getattr(self.inner, "envs", [])
         self._take_specs()
 
     def _plain(self, given: list[tuple[GymRecipe, dict[str, Any]]], device, first: gym.Env | None) -> VecEnvAdapter:
@@ -174,7 +175,7 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]] | EnvBase:
             env.close()
         return env
     vec_env: Any = env.vec_env
-    seen = vec_env.actions.categorical, narrows(vec_env), env.out_of_bounds
+    seen = vec_env.actions.categorical, any(leaf.stored != leaf.dtype for leaf in vec_env.leaves), env.out_of_bounds
     if env is not maker and not isinstance(env.recipe.source, gym.Env):  # else it is to be sent as it is
         env.close()
     return env.recipe, dict(zip(OPTIONS, seen, strict=True))

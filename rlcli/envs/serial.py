@@ -44,8 +44,10 @@ class BatchedEnv(EnvBase):
 
     fast = True
     inner: EnvBase
+    envs: list[EnvBase]  # those that are stepped here; of envs in other processes one that is like them, or none
 
     def _take_specs(self) -> None:
+        self.vec_env: VecEnv | None = getattr(self.inner, "vec_env", None)  # None where the envs have none
         for name in SPECS:
             setattr(self, name, getattr(self.inner, name))
 
@@ -54,19 +56,9 @@ class BatchedEnv(EnvBase):
         self._take_specs()
 
     @property
-    def vec_env(self) -> VecEnv | None:
-        """Return the `VecEnv`, or None where the envs have none."""
-        return getattr(self.inner, "vec_env", None)
-
-    @property
     def infos(self) -> dict[tuple[int, int], dict[str, float]]:
         """Return `info` of the envs whose episode the last step ended, by `(0, env)`."""
         return getattr(self.inner, "infos", {})
-
-    @property
-    def envs(self) -> list[EnvBase]:
-        """Those that are stepped here; of envs in other processes one that is like them, or none."""
-        return getattr(self.inner, "envs", [])
 
     @property
     def out_of_bounds(self) -> str:
@@ -116,13 +108,26 @@ class SerialEnv(BatchedEnv):
     def __init__(self, num_workers: int, create_env_fn: Maker | Sequence[Maker], *, device=None) -> None:
         self._makers = makers = one_each("SerialEnv", num_workers, create_env_fn)
         super().__init__(batch_size=(len(makers),), device=device)
-        self._envs = made(makers)
-        self.inner = _together(self._envs, device)
+        envs: list[Any] = made(makers)
+        self.envs = envs
+        if all(type(env) is GymEnv and not env.own_parts for env in envs):
+            first = envs[0]
+            for index, env in enumerate(envs[1:], 1):
+                other, mine = env.vec_env, first.vec_env
+                if other.actions.categorical != mine.actions.categorical:
+                    raise differing(index, "action_spec", *map(brief, (env.action_spec, first.action_spec)))
+                if env.narrow != first.narrow and other.schema != mine.schema:
+                    specs = env.observation_spec, first.observation_spec
+                    raise differing(index, "observation_spec", *map(brief, specs))
+            vec_env = GymVecEnv(
+                [env.gym for env in envs], categorical=first.vec_env.actions.categorical, narrow=first.narrow,
+                out_of_bounds=strictest(env.vec_env.bounds.mode for env in envs),
+            )  # fmt: skip
+            spaces = first.gym.observation_space, first.gym.action_space
+            self.inner = VecEnvAdapter(vec_env, *spaces, batched=True, device=device)
+        else:
+            self.inner = Stacked(envs, device)
         self._take_specs()
-
-    @property
-    def envs(self) -> list[EnvBase]:
-        return self._envs
 
     def __reduce_ex__(self, protocol):
         if type(self) is not SerialEnv:
@@ -141,10 +146,31 @@ def times_called(env: EnvBase) -> int:
 
 def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
     """Make the single envs of some makers; raise ArgumentError for a shared one, or a batch size."""
-    envs = [_made(make, kind) for make in makers]
+    envs: list[EnvBase] = []
     seen: set[int] = set()
-    for index, env in enumerate(envs):
-        inside = {id(part) for part in _insides(env)}
+    for index, make in enumerate(makers):
+        env: Any = make
+        if isinstance(make, str):
+            env = GymEnv(make)
+        elif kind != "ParallelEnv" or not isinstance(make, EnvBase):  # there, an env is one that its pickle has made
+            if not callable(make):
+                raise ArgumentError(
+                    f"{kind} is given what makes its envs", why=f"got {shown(make)}",
+                    fix=f"Use {kind}(n, lambda: GymEnv(id)).",
+                )  # fmt: skip
+            env = make()
+        if not isinstance(env, EnvBase):
+            raise ArgumentError(
+                f"{kind} puts envs that read and write TensorDicts together", why=f"a maker gave {shown(env)}",
+                fix=f"Make GymEnvs: {kind}(n, lambda: GymEnv(env)).",
+            )  # fmt: skip
+        envs.append(env)
+        below, inside = env, {id(env)}
+        while isinstance(below, TransformedEnv):
+            below = below.base_env
+            inside.add(id(below))
+        if isinstance(below, GymEnv):
+            inside.add(id(innermost(below.gym)))
         refuse(
             seen & inside, "one env cannot be several", where=f"env {index}",
             why="its maker gave one that is there already", fix="Make a new env in every call.",
@@ -165,61 +191,9 @@ def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
     return envs
 
 
-def _made(make: Any, kind: str) -> EnvBase:
-    """Return the env of a maker; of a `ParallelEnv`, an env is one, which its pickle has made already."""
-    if isinstance(make, EnvBase) and kind == "ParallelEnv":
-        return make
-    if isinstance(make, str):
-        return GymEnv(make)
-    if not callable(make):
-        raise ArgumentError(
-            f"{kind} is given what makes its envs", why=f"got {shown(make)}",
-            fix=f"Use {kind}(n, lambda: GymEnv(id)).",
-        )  # fmt: skip
-    env = make()
-    if not isinstance(env, EnvBase):
-        raise ArgumentError(
-            f"{kind} puts envs that read and write TensorDicts together", why=f"a maker gave {shown(env)}",
-            fix=f"Make GymEnvs: {kind}(n, lambda: GymEnv(env)).",
-        )  # fmt: skip
-    return env
-
-
-def _insides(env: EnvBase) -> Iterator[Any]:
-    """Yield the env, and what it is put around down to the innermost."""
-    yield env
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-        yield env
-    if isinstance(env, GymEnv):
-        yield innermost(env.gym)
-
-
 def shown(given: Any) -> str:
     """Return what was given in the place of an env, in a word."""
     return type(given).__name__ if isinstance(given, EnvBase) else repr(given)
-
-
-def _together(envs: list[EnvBase], device) -> EnvBase:
-    if all(type(env) is GymEnv and not env.own_parts for env in envs):
-        first = envs[0].vec_env  # type: ignore[attr-defined]
-        gyms = [env.gym for env in envs]  # type: ignore[attr-defined]
-        mode = strictest(env.out_of_bounds for env in envs)
-        for index, env in enumerate(envs[1:], 1):
-            other = env.vec_env  # type: ignore[attr-defined]
-            if other.actions.categorical != first.actions.categorical:
-                raise differing(index, "action_spec", *map(brief, (env.action_spec, envs[0].action_spec)))
-            if narrows(other) != narrows(first):
-                specs = env.observation_spec, envs[0].observation_spec
-                raise differing(index, "observation_spec", *map(brief, specs))
-        vec_env = GymVecEnv(gyms, categorical=first.actions.categorical, narrow=narrows(first), out_of_bounds=mode)
-        return VecEnvAdapter(vec_env, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
-    return Stacked(envs, device)
-
-
-def narrows(vec_env: GymVecEnv) -> bool:
-    """Return True if some observations are stored in a smaller dtype than the env's."""
-    return any(leaf.stored != leaf.dtype for leaf in vec_env.leaves)
 
 
 def differing(index: int, name: str, value: str, first: str) -> ArgumentError:
@@ -250,6 +224,7 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     cells = [vec_env.bounds.rounded for vec_env in vec_envs]
     rounded = {key: [cell for each in cells for cell in each.get(key, ())] for key in cells[0]}
     shared = Bounds(intervals, strictest(vec_env.bounds.mode for vec_env in vec_envs), rounded)
+    shared.begin_anew()
     for vec_env in vec_envs:
         vec_env.bounds = shared
     return shared

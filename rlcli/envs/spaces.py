@@ -27,22 +27,30 @@ from rlcli.specs import (
 )
 from rlcli.specs.base import as_field
 from rlcli.specs.dtypes import torch_dtype
+from rlcli.specs.field import Field
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Interval
 
 ACTIONS = (OneHot, Categorical, MultiOneHot, MultiCategorical, Binary, Bounded, Unbounded)
 
 
-def from_gym_space(space: spaces.Space, *, categorical: bool, where: str = "gymnasium space") -> TensorSpec:
-    """Return the spec of one env's values in `space`; `categorical`: indices, else one-hot vectors."""
+def from_gym_space(
+    space: spaces.Space, *, categorical: bool, observed: bool = False, where: str = "gymnasium space"
+) -> TensorSpec:
+    """Return the spec of one env's values in `space`.
+
+    `categorical`: of indices, else of one-hot vectors; `observed`: of MultiDiscrete's whole numbers, as rows have them.
+    """
     if isinstance(space, spaces.Dict):
         parts = {
-            name: from_gym_space(part, categorical=categorical, where=f"{where}.{name}")
+            name: from_gym_space(part, categorical=categorical, observed=observed, where=f"{where}.{name}")
             for name, part in space.spaces.items()
         }
         return Composite(parts)
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n)) if categorical else OneHot(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete) and observed:
+        space = spaces.Box(space.start, space.start + space.nvec - 1, dtype=space.dtype)  # type: ignore[arg-type]
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
         return MultiCategorical(space.nvec) if categorical else MultiOneHot(space.nvec)
     if isinstance(space, spaces.MultiBinary):
@@ -114,6 +122,7 @@ def _format(spec, dims: int) -> ActionFormat:
     format = ActionFormat(*_as_space(spec, tuple(spec.shape[dims:]), dims))
     if format.kind == "multi_binary":
         format.dtype = as_field(spec).dtype  # a row of them is what is stored
+        format.stored = Field(format.shape, format.dtype)
     return format
 
 

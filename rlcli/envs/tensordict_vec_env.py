@@ -73,7 +73,7 @@ class TensorDictVecEnv(VecEnv):
             self.resets_running_lanes, self.step_timeout = below.resets_running_lanes, below.step_timeout
             self.ends_what_hangs = below.ends_what_hangs
             self.bounds, self.checks_bounds = below.bounds, True
-        self._run_seed = base.seeded_with
+        self.run_seed = base.seeded_with
         self._env_seed: int | None = None  # until the env was given it
         self._acting: Acting | None = None
         self.late: LateColumns = LateColumns(self.n, self._refuse)
@@ -95,7 +95,7 @@ class TensorDictVecEnv(VecEnv):
 
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
         """Seed all lanes at once, as `EnvBase.set_seed` does, where episodes cannot have seeds of their own."""
-        self._run_seed, self.first_lane, self._total = run_seed, first_lane, total or self.n
+        self.run_seed, self.first_lane, self._total = run_seed, first_lane, total or self.n
         if self.below is None:
             self._env_seed = self._first_seed()
         else:
@@ -112,12 +112,12 @@ class TensorDictVecEnv(VecEnv):
         for name, saved in state.get("transforms", {}).items():
             self._within[name].load_state_dict(saved)
         self._refreshed = self.clock[0]
-        if self._run_seed is not None:
+        if self.run_seed is not None:
             self._env_seed = self.seed_of(0, max(self.episodes) + 1)
         return list(range(self.n))
 
     def _first_seed(self) -> int | None:
-        return self.seed_of(0, 0) if self.first_lane else self._run_seed
+        return self.seed_of(0, 0) if self.first_lane else self.run_seed
 
     def seed_used(self, lane: int, episode: int) -> int | None:
         return self._first_seed() if self.below is None else self.below.seed_used(lane, episode)

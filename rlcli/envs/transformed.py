@@ -18,7 +18,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, IS_INIT, NEXT, RESET, Key, as_tuple, show, under_next, unravel
 from rlcli.transforms.base import Transform
 from rlcli.transforms.compose import Compose, parts_of
-from rlcli.transforms.primer import primers_of, recurrent_parts
+from rlcli.transforms.primer import recurrent_parts
 
 # of each transform the env below it: not an attribute, which copies of the transform would have too
 _OWNERS: WeakKeyDictionary[Transform, ref[EnvBase]] = WeakKeyDictionary()
@@ -203,7 +203,7 @@ def with_policy_transforms(env: EnvBase, policy: Any) -> EnvBase:
     """
     specs = (env.full_observation_spec, env.full_state_spec)
     present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
-    primers = primers_of(policy)
+    primers = [part.make_tensordict_primer() for part in recurrent_parts(policy)]
     if primers:
         _check_states(policy)
     marked = primers or IS_INIT in keys_of(policy, "in_keys") or set(written_states(policy)) & present

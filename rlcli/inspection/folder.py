@@ -21,7 +21,7 @@ from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.folder import JOURNAL
 from rlcli.data.files.dumps import FOLDERS
 from rlcli.data.files.row_files import SavedRows
-from rlcli.data.next_obs.modes import keeps_none
+from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.storages.row_journal import unfinished
@@ -179,7 +179,7 @@ def _rows(batch: TensorDictBase, key: Key) -> np.ndarray | None:
 
 def _compact(segments: SegmentReader, inspection: Inspection) -> None:
     """Add the bytes that `memory=compact` left out to `full`, and count rows without a next observation."""
-    if not keeps_none(segments.metadata.get("next_obs")) or inspection.trajectories is None:
+    if KEEPS.get(segments.metadata.get("next_obs", "")) != NONE or inspection.trajectories is None:
         return
     observed = [show(unravel(tuple(key))) for key in segments.metadata.get("observations", [])]
     for facts in [facts for facts in inspection.keys if facts.key in observed]:

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 from rlcli.data.collected.folder import JOURNAL, has_header
-from rlcli.data.files.checkpoints import gone
+from rlcli.data.files.checkpoint_reader import gone
 from rlcli.data.files.disk import ASIDE
 from rlcli.data.stored.place import FileCheck, check_files
 from rlcli.errors import ConfigError, DamagedDataError

@@ -24,7 +24,6 @@ from rlcli.runs import random_streams
 from rlcli.runs.folder import Run, run_command
 from rlcli.runs.session import Saver, closing, released, report_lost, resumable
 from rlcli.runs.signals import StopSignals
-from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
@@ -140,6 +139,7 @@ class Learner:
     init_from: str | None = None  # where rows are that its buffer begins with
     copy_rows: Callable[[], InitRows] | None = None
     init_rows: InitRows | None = None
+    resumed: bool = False
 
     def begin(self, rows: InitRows) -> None:
         """Note the rows that a new run's buffer begins with; a resumed run has them."""
@@ -158,27 +158,23 @@ class Learner:
                 facts["buffer_began_with"] = {"rows": self.loop.init_rows, "from": self.init_from}
             if self.init_policy is not None:
                 facts["policy_began_with"] = self.init_policy.as_dict()
-            elif begun := self.run.summary.get("policy_began_with"):
+            elif self.resumed and (begun := self.run.summary.get("policy_began_with")):
                 facts["policy_began_with"] = begun
-            self.start()
+            sources = [source.line for source in (self.init_policy, self.init_rows) if source is not None]
+            with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
+                self.reporter.memory.expected = self.expected(self.loop.init_rows)
+            self.reporter.workers.begin(self.collector.workers)
+            self.reporter.start(*self.lines, *sources)
+            for topic, text in self.warnings:
+                self.reporter.warn(topic, text)
+            if self.init_rows is not None and self.init_rows.left_out:
+                self.reporter.warn("storage.init_from", self.init_rows.left_out)
             with self.saver.rescuing():
                 self.loop.run()
                 self.saver.finish(self.collector.frames)
             facts |= self.final_evaluation()
             if self.buffer is not None:
                 self.buffer.close()  # nothing of its rows is missing on a disk
-
-    def start(self) -> None:
-        """Say what was derived."""
-        begun = [begun.line for begun in (self.init_policy, self.init_rows) if begun is not None]
-        with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
-            self.reporter.memory.expected = self.expected(self.loop.init_rows)
-        self.reporter.workers.begin(self.collector.workers)
-        self.reporter.start(*self.lines, *begun)
-        for topic, text in self.warnings:
-            self.reporter.warn(topic, text)
-        if self.init_rows is not None and self.init_rows.left_out:
-            self.reporter.warn("storage.init_from", self.init_rows.left_out)
 
     def final_evaluation(self) -> dict[str, Any]:
         """Return facts for the closing report."""
@@ -201,6 +197,9 @@ class Learner:
         """Go on from a checkpoint; damaged ones that were passed over are named."""
         for reason in found.skipped:
             self.reporter.warn("checkpoint", reason)
+        self.resumed = True
+        from rlcli.typed import Misfit  # a new run reads nothing
+
         with loading_state(found.path):
             self._take_over(found.state)
             if self.collector.frames != found.manifest["number"]:

@@ -8,6 +8,7 @@ applied. What gymnasium wrappers do is the env's: `make_env` makes one that has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import gymnasium as gym
@@ -28,7 +29,7 @@ from rlcli.modules.masks import mask_key_of, refuse_no_option
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
 from rlcli.transforms import Compose, Transform
-from rlcli.transforms.compose import schemas_before
+from rlcli.transforms.base import planned
 from rlcli.vec_envs.observations import BadValue, ObservationLeaf
 
 
@@ -249,12 +250,13 @@ class TrainedPolicy:
             if value is None:
                 keys = ", ".join(sorted(show(key) for key in td.keys(True, True)))
                 raise MissingKeyError(f"the tensordict has no {show(leaf.key)}", why=f"it holds {keys or 'nothing'}")
-            if tuple(value.shape[dims:]) != leaf.row_shape:
-                raise _misfit(leaf, f"{(*td.batch_size, *leaf.row_shape)}", f"{tuple(value.shape)}")
+            shape = (leaf.choices,) if leaf.choices else leaf.shape
+            if tuple(value.shape[dims:]) != shape:
+                raise _misfit(leaf, f"{(*td.batch_size, *shape)}", f"{tuple(value.shape)}")
             stored = torch.from_numpy(np.empty(0, leaf.stored)).dtype
             if not (torch.can_cast(value.dtype, stored) or leaf.choices):  # any numbers do for a one-hot vector
                 raise _misfit(leaf, f"dtype {leaf.stored}", f"dtype {dtype_name(value.dtype)}")
-            rows[leaf.key] = value.detach().to("cpu", stored).reshape(n, *leaf.row_shape)
+            rows[leaf.key] = value.detach().to("cpu", stored).reshape(n, *shape)
         if self.remembers:
             flags = td.get(IS_INIT, None)
             if flags is None:
@@ -273,9 +275,10 @@ class TrainedPolicy:
 
 def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key]) -> list[Transform]:
     """Return the transforms, in order, that the policy's input depends on; refuses any that needs rewards."""
-    schemas = schemas_before(transforms, {**schema, REWARD: Field((1,), np.dtype(np.float32))})
+    shown = {**schema, REWARD: Field((1,), np.dtype(np.float32))}
+    schemas = list(accumulate(transforms, lambda now, transform: now | planned(transform, now), initial=shown))
     wanted, needed = set(read), []
-    for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
+    for transform, before in zip(reversed(transforms), schemas[-2::-1], strict=True):
         written = set(transform.writes(before))
         if written and not written & wanted:
             continue

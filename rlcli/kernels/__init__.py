@@ -6,6 +6,6 @@ TensorDicts.
 A file that loads the compiler, half a second, is imported when somebody first names it: `kernels.rows.put(...)`.
 """
 
-from rlcli.exports import files
+from rlcli.exports import lazily
 
-__getattr__ = files(__name__)
+__getattr__ = lazily(__name__)[0]  # names of files

@@ -28,6 +28,7 @@ from numba.extending import intrinsic
 
 # what reading a pickle that was cut may raise
 DAMAGED = (EOFError, pickle.UnpicklingError, ValueError, LookupError, AttributeError, ImportError, TypeError)
+NEWEST_SOURCE = max(path.stat().st_mtime_ns for path in Path(__file__).parent.rglob("*.py"))
 # numba's own word for it has no public name
 _UNCOUNTED = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
@@ -43,7 +44,7 @@ def compiled(*signatures: Any, borrows: bool = False, **options: Any) -> Callabl
             kernel = numba.njit(nogil=True, **options)(loop)
         file: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
         if file is not None:  # compiled anew when any kernel's file changed: numba watches a loop's own, and ours call
-            file._source_stamp = (file._source_stamp, _newest_source())  # each other
+            file._source_stamp = (file._source_stamp, NEWEST_SOURCE)  # each other
             file.load = partial(_load, file)
         for signature in signatures:
             kernel.compile(signature)
@@ -81,11 +82,6 @@ def damaged() -> list[Path]:
     return paths
 
 
-@cache
-def _newest_source() -> int:
-    return max(path.stat().st_mtime_ns for path in Path(__file__).parent.rglob("*.py"))
-
-
 # ---- bytes at an address ---------------------------------------------------------------------------------------------
 _COPY = types.void(types.int64, types.int64, types.int64)
 _SAME = types.boolean(types.int64, types.int64, types.int64)
@@ -120,25 +116,6 @@ def same_bytes(typing: Any, one: Any, other: Any, count: Any) -> Any:
         return builder.icmp_signed("==", answer, ir.Constant(ir.IntType(32), 0))
 
     return _SAME, generate
-
-
-def _mover(size: int) -> Any:
-    @typed_intrinsic
-    def move(typing: Any, target: Any, source: Any) -> Any:
-        """One load and one store: a call of `memcpy` takes longer than the copy of a small row."""
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = ir.PointerType(ir.IntType(8 * size))
-            value = builder.load(builder.inttoptr(args[1], pointer), align=1)
-            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), generate
-
-    return move
-
-
-move_1, move_2, move_4, move_8, move_16 = _mover(1), _mover(2), _mover(4), _mover(8), _mover(16)
 
 
 def _reader(size: int, number: Any = types.int64) -> Any:

@@ -12,34 +12,26 @@ Shape letters: `N` rows, `I` inputs and `O` outputs of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
-    nn.Tanh: torch.tanh_,
-    nn.ReLU: torch.relu_,
-    nn.Sigmoid: torch.sigmoid_,
-}
-
-
-class Layer(NamedTuple):
-    linear: nn.Linear
-    activation: type[nn.Module] | None  # a key of IN_PLACE
+# linear layers, and what activates the output of each in place: `torch.tanh_`, `relu_`, `sigmoid_`, or nothing
+Stack = Sequence[tuple[nn.Linear, Callable[[Tensor], Tensor] | None]]
 
 
 # ---- forward, one row of a batch after another: no tensor made ------------------------------------------------------
-def on_rows(layers: list[Layer], source: list[Tensor], target: list[Tensor]) -> Callable[[int], None]:
+def on_rows(layers: Stack, source: list[Tensor], target: list[Tensor]) -> Callable[[int], None]:
     """Return `run(t)`: outputs `target[t] [N, O]` of inputs `source[t] [N, I]`; call again when weights move."""
-    linear = [layer.linear for layer in layers]
+    linear = [linear for linear, _ in layers]
     # views: a contiguous copy goes another way through the product and differs in the last bit
     weights = [layer.weight.detach().t() for layer in linear]
     biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linear]
-    activations = [None if layer.activation is None else IN_PLACE[layer.activation] for layer in layers]
+    activations = [activation for _, activation in layers]
     hidden = [source[0].new_empty(source[0].shape[0], layer.out_features) for layer in linear[:-1]]
     addmm, tanh_ = torch.addmm, torch.tanh_
     if activations == [tanh_, tanh_, None]:
@@ -71,10 +63,10 @@ def on_rows(layers: list[Layer], source: list[Tensor], target: list[Tensor]) -> 
 # ---- forward and backward: products into kept buffers, gradients straight into `.grad` ------------------------------
 _aten = torch.ops.aten
 # the gradient before an activation from that after it, in place, given the activated output
-_BACKWARD: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
-    nn.Tanh: lambda grad, out: _aten.tanh_backward.grad_input(grad, out, grad_input=grad),
-    nn.ReLU: lambda grad, out: _aten.threshold_backward.grad_input(grad, out, 0, grad_input=grad),
-    nn.Sigmoid: lambda grad, out: _aten.sigmoid_backward.grad_input(grad, out, grad_input=grad),
+_BACKWARD: dict[Callable, Callable[[Tensor, Tensor], Tensor]] = {
+    torch.tanh_: lambda grad, out: _aten.tanh_backward.grad_input(grad, out, grad_input=grad),
+    torch.relu_: lambda grad, out: _aten.threshold_backward.grad_input(grad, out, 0, grad_input=grad),
+    torch.sigmoid_: lambda grad, out: _aten.sigmoid_backward.grad_input(grad, out, grad_input=grad),
 }
 
 
@@ -83,21 +75,15 @@ WIDE = 128  # inputs and outputs from which on a layer goes through oneDNN
 SIZES = 8  # a run has two or three: whole minibatches, a last one, both halves of a step
 
 
-class Recent(dict):
-    """Keep the `SIZES` entries set last: work arrays by batch size."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if key not in self and len(self) >= SIZES:
-            del self[next(iter(self))]
-        super().__setitem__(key, value)
+def keep_recent(kept: dict[int, Any], size: int, work: Any) -> None:
+    """Keep work arrays by batch size, those of the `SIZES` sizes that came last."""
+    if size not in kept and len(kept) >= SIZES:
+        del kept[next(iter(kept))]
+    kept[size] = work
 
 
-class LayerBuffers(NamedTuple):
-    """Buffers of one layer for one number of rows."""
-
-    out: Tensor  # [N, O], activated
-    array: np.ndarray  # the same memory
-    grad_in: Tensor  # [N, I]
+# of one layer, for one number of rows: its output `[N, O]`, activated; the same memory; the gradient `[N, I]`
+LayerBuffers = tuple[Tensor, np.ndarray, Tensor]
 
 
 def one_dnn() -> Callable[..., Tensor] | None:
@@ -110,9 +96,9 @@ def one_dnn() -> Callable[..., Tensor] | None:
 class Replay:
     """Run a stack forward and backward on a CPU; build anew when memory moves; `trained`: all have a `.grad`."""
 
-    def __init__(self, layers: list[Layer], trained: bool = True) -> None:
+    def __init__(self, layers: Stack, trained: bool = True) -> None:
         self.layers, self.trained = layers, trained
-        linear = [layer.linear for layer in layers]
+        linear = [linear for linear, _ in layers]
         self._weights = [x.weight.detach() for x in linear]
         self._transposed = [w.t() for w in self._weights]  # views: a contiguous copy would go stale
         self._biases = [None if x.bias is None else x.bias.detach() for x in linear]
@@ -121,13 +107,13 @@ class Replay:
         product = one_dnn()
         self._product = product
         self._wide = [product is not None and min(w.shape) >= WIDE and w.dtype == torch.float32 for w in self._weights]
-        self._work: dict[int, list[LayerBuffers]] = Recent()
+        self._work: dict[int, list[LayerBuffers]] = {}
         self._inputs: list[Tensor] = []  # of every layer in the last forward, and its outputs
 
     @property
     def widths(self) -> tuple[int, int] | None:
         """Return the numbers in a row that is read and in one that is written; None where layers do not fit."""
-        layers = [layer.linear for layer in self.layers]
+        layers = [linear for linear, _ in self.layers]
         fit = all(one.out_features == other.in_features for one, other in pairwise(layers))
         return (layers[0].in_features, layers[-1].out_features) if fit else None
 
@@ -135,21 +121,21 @@ class Replay:
         """Return outputs `[N, O]` of `x [N, I]`, in a buffer that the next call with as many rows may reuse."""
         work = self._work.get(x.shape[0]) or self._allocate(x)
         inputs = [x]
-        for i, layer in enumerate(self.layers):
-            w, b, activation = self._weights[i], self._biases[i], layer.activation
+        for i, (_, activation) in enumerate(self.layers):
+            w, b = self._weights[i], self._biases[i]
             if self._wide[i]:
                 # "none": the ReLU that oneDNN would take along makes 0 of NaN
                 x = self._product(x, w, b, "none", [], None)  # type: ignore[misc]
                 if activation is not None:
                     _activate(x, x.numpy(), activation)
             else:
-                x = work[i].out
+                x, array, _ = work[i]
                 if b is None:
                     torch.mm(inputs[i], self._transposed[i], out=x)
                 else:
                     torch.addmm(b, inputs[i], self._transposed[i], out=x)
                 if activation is not None:
-                    _activate(x, work[i].array, activation)
+                    _activate(x, array, activation)
             inputs.append(x)
         self._inputs = inputs
         return x
@@ -161,7 +147,7 @@ class Replay:
         learned = rows if weights is True else int(weights)  # a number: the first so many rows contribute
         work = self._work.get(rows) or self._allocate(grad)
         for i in range(len(self.layers) - 1, -1, -1):
-            x, out, activation = self._inputs[i], self._inputs[i + 1], self.layers[i].activation
+            x, out, activation = self._inputs[i], self._inputs[i + 1], self.layers[i][1]
             if activation is not None:
                 _BACKWARD[activation](grad, out[:rows])
             if learned:
@@ -170,7 +156,7 @@ class Replay:
                 if self._wide[i]:
                     grad = self._product(grad, self._transposed[i], None, "none", [], None)  # type: ignore[misc]
                 else:
-                    grad = torch.mm(grad, self._weights[i], out=work[i].grad_in)
+                    grad = torch.mm(grad, self._weights[i], out=work[i][2])
             elif inputs is not False:  # a few columns: BLAS takes their transpose four times as fast
                 grad = torch.mm(self._transposed[0][inputs], grad.t()).t()
         return None if inputs is False else grad
@@ -189,17 +175,17 @@ class Replay:
 
     def _allocate(self, x: Tensor) -> list[LayerBuffers]:
         work = []
-        for i, layer in enumerate(self.layers):
+        for i, (linear, _) in enumerate(self.layers):
             rows = 0 if self._wide[i] else x.shape[0]
-            out = x.new_empty(rows, layer.linear.out_features)
-            work.append(LayerBuffers(out, out.numpy(), x.new_empty(rows, layer.linear.in_features)))
-        self._work[x.shape[0]] = work
+            out = x.new_empty(rows, linear.out_features)
+            work.append((out, out.numpy(), x.new_empty(rows, linear.in_features)))
+        keep_recent(self._work, x.shape[0], work)
         return work
 
 
-def _activate(x: Tensor, array: np.ndarray, activation: type[nn.Module]) -> None:
+def _activate(x: Tensor, array: np.ndarray, activation: Callable[[Tensor], Tensor]) -> None:
     """Activate in place; `array` is the memory of `x`."""
-    if activation is nn.Tanh:
+    if activation is torch.tanh_:
         np.tanh(array, array)
     else:
-        IN_PLACE[activation](x)
+        activation(x)

@@ -6,12 +6,35 @@ tensors alive and has checked dtype, shape, contiguity and range (`rlcli.data.fi
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from rlcli.kernels.compiled import compiled, copy_bytes, load_1, move_1, move_2, move_4, move_8, move_16
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from rlcli.kernels.compiled import compiled, copy_bytes, load_1, typed_intrinsic
 from rlcli.kernels.index import CURSOR, LANES, POOL, SLOT_WIDTH, STEPS
 from rlcli.kernels.index.read import next_places
 from rlcli.kernels.index.write import NEXT, OBS, PLAIN, compare, fits, record
+
+
+def _mover(size: int) -> Any:
+    @typed_intrinsic
+    def move(typing: Any, target: Any, source: Any) -> Any:
+        """One load and one store: a call of `memcpy` takes longer than the copy of a small row."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = ir.PointerType(ir.IntType(8 * size))
+            value = builder.load(builder.inttoptr(args[1], pointer), align=1)
+            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return move
+
+
+move_1, move_2, move_4, move_8, move_16 = _mover(1), _mover(2), _mover(4), _mover(8), _mover(16)
 
 
 @compiled(borrows=True)

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.keys import BURN_IN
-from rlcli.learning.loops import Hooks, Loop, OnPolicy, Unreported
+from rlcli.learning.loops import Hooks, Loop, OnPolicy
 from rlcli.learning.update import Update
 from rlcli.objectives.reduction import mask_of
 
@@ -133,9 +133,10 @@ class OffPolicy(Loop):
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        rewards, ends = ([shown[i] for shown in self.hooks.unreported] for i in (0, 1))
-        lanes = [None if of is None else [of.start, of.stop] for _, _, of, _ in self.hooks.unreported]
-        episodes = [[[frames, *end] for frames, end in shown.ends] for shown in self.hooks.unreported]
+        shown = self.hooks.unreported
+        rewards, ends = ([each[name] for each in shown] for name in ("reward", "done"))
+        lanes = [None if of is None else [of.start, of.stop] for of in (each["lanes"] for each in shown)]
+        episodes = [[[frames, *end] for frames, end in each["ends"]] for each in shown]
         return {
             **super().state_dict(), "owed": self.owed, "given": self.init_rows, "rewards": rewards, "ends": ends,
             "lanes": lanes, "episodes": episodes,
@@ -148,5 +149,8 @@ class OffPolicy(Loop):
         self.owed = float(state["owed"])
         lanes = [None if of is None else range(*of) for of in state["lanes"]]
         ends = [[(frames, Ended(*end)) for frames, *end in each] for each in state["episodes"]]
-        self.hooks.unreported = list(map(Unreported, state["rewards"], state["ends"], lanes, ends))
+        self.hooks.unreported = [
+            {"reward": reward, "done": done, "lanes": of, "ends": ended}
+            for reward, done, of, ended in zip(state["rewards"], state["ends"], lanes, ends, strict=True)
+        ]
         self.begin_with(int(state["given"]))

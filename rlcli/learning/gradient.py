@@ -76,21 +76,17 @@ class GradientChoice:
         arguments.choice("gradient", gradient, GRADIENTS)
         self.loss, self.flat, self.compile = loss, flat, compile
         self._closed = loss.closed_form if gradient == "auto" and not compile else None
+        self._watch: ModuleWatch[Loss] | None = None
         self._chosen: tuple[object, Gradient] | None = None
-        self._look()
         self._attributes: list[object] = []  # of the loss and its keys, and the options that they are
         self._options: list[object] = []
-
-    def _look(self) -> None:
-        self._watch: ModuleWatch[Loss] = ModuleWatch(self.loss, frozen=True)  # parameters of target networks, too
-        self._chosen = None
 
     def of(self, columns: Columns) -> Gradient:
         """Return the fastest way that fits minibatches like `columns`, of any length."""
         parameters = self.flat.parameters
-        if self._watch.version or not all(p.requires_grad for p in parameters):
+        if self._watch is None or self._watch.version or not all(p.requires_grad for p in parameters):
             self.flat.bind()  # the parameters of another layer, or the sentence that there are others
-            self._look()
+            self._watch, self._chosen = ModuleWatch(self.loss, frozen=True), None  # of target networks, too
             parameters = self.flat.parameters
         hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
         attributes = [*vars(self.loss).values(), *vars(self.loss.tensor_keys).values()]

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
-from rlcli.kernels.mlp import Recent, Replay
+from rlcli.kernels.mlp import Replay, keep_recent
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
+from rlcli.modules.masks import LogitMask
 from rlcli.modules.stages import layers_of
 from rlcli.modules.values import LogScaleExtractor, StateActionMLP
-from rlcli.modules.watch import plain
 from rlcli.objectives.dqn import DQNLoss
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import MASK_KEYS
@@ -44,7 +44,7 @@ def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedD
     key, action = loss.online.in_keys[0], columns.get(loss.tensor_keys.action)
     fits = all(float_rows(columns, k) for k in (key, under_next(key))) and plain_rows(loss, columns)
     if fits:
-        fits = {(columns[key].shape[1], online.layers[-1].linear.out_features)} == {online.widths, delayed.widths}
+        fits = {(columns[key].shape[1], online.layers[-1][0].out_features)} == {online.widths, delayed.widths}
         fits = fits and columns[key].shape == columns[under_next(key)].shape
     if action is None or not fits:
         return None
@@ -68,7 +68,7 @@ class ClosedDQN:
 
         self.loss, self.online, self.delayed, self.key = loss, online, delayed, key
         last = loss.online.stages[-1]  # type: ignore[union-attr, index]
-        self.mask = last if last.mask is not None else None
+        self.mask = last if last.is_plain(LogitMask) else None
         self._kernel, self._kind = dqn.q_learning, dqn.KINDS[loss.loss_function]
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
@@ -107,13 +107,13 @@ class ClosedDQN:
 
 def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
     """Say whether these networks' parameters, and the others, are all that is trained."""
-    replayed = [id(p) for net in nets for x in net.layers for p in x.linear.parameters()]
+    replayed = [id(p) for net in nets for linear, _ in net.layers for p in linear.parameters()]
     return sorted([*replayed, *map(id, others)]) == sorted(map(id, flat.parameters))
 
 
 def _replayed(values: Lowered | SequenceActionValues, trained: bool) -> Replay | None:
     stages = (values.stages or ()) if isinstance(values, Lowered) else ()
-    masked = len(stages) == 2 and stages[1].mask is not None
+    masked = len(stages) == 2 and stages[1].is_plain(LogitMask)
     if len(stages) != 1 + masked or stages[0].layers is None:
         return None
     return Replay(stages[0].layers, trained)
@@ -157,7 +157,7 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
     """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     family, stages, action = loss.density.family, loss.density.stages, loss.tensor_keys.action
-    if len(stages) != 2 or not plain(stages[1].module, LogScaleExtractor):
+    if len(stages) != 2 or not stages[1].is_plain(LogScaleExtractor):
         return None
     layers, keys = stages[0].layers, stages[0].in_keys
     if layers is None or len(keys) != 1 or type(family) is not TanhNormalFamily:
@@ -205,10 +205,10 @@ class ClosedSAC:
         self._kernel, self._kind = sac, dqn.KINDS[loss.loss_function]
         family, (_, split) = loss.density.family, loss.density.stages
         assert isinstance(family, TanhNormalFamily)
-        dims = actor.layers[-1].linear.out_features // 2
+        dims = actor.layers[-1][0].out_features // 2
         self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family.centre, family.half))
         self._split = split.module
-        self._kept: dict[int, BatchBuffers] = Recent()
+        self._kept: dict[int, BatchBuffers] = {}
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
         loss, kernel, bounds = self.loss, self._kernel, (self._split.low, self._split.high)
@@ -275,7 +275,7 @@ class ClosedSAC:
             state.new_empty(2 * n, state.shape[1]), state.new_empty(2 * n, dims), state.new_empty(2 * n, dims),
             np.empty(2 * n, np.float32), state.new_empty(n, wide), state.new_empty(2 * n, wide),
         )  # fmt: skip
-        self._kept[n] = work
+        keep_recent(self._kept, n, work)
         return work
 
 
@@ -284,8 +284,7 @@ def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
     stages = critic.stages
     if stages is None or len(stages) != 1 or list(stages[0].in_keys) != keys:
         return None
-    module = stages[0].module
-    layers = layers_of(module.mlp) if plain(module, StateActionMLP) else None
-    if layers is None or (trained and any(x.linear.weight.grad is None for x in layers)):
+    layers = layers_of(stages[0].module.mlp) if stages[0].is_plain(StateActionMLP) else None
+    if layers is None or (trained and any(linear.weight.grad is None for linear, _ in layers)):
         return None
     return Replay(layers, trained)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
-from rlcli.kernels.mlp import Recent, Replay
+from rlcli.kernels.mlp import Replay, keep_recent
 from rlcli.keys import Key
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import NormalFamily
 from rlcli.modules.distributions.discrete import CategoricalFamily
 from rlcli.modules.head import StateIndependentScale
+from rlcli.modules.masks import LogitMask
 from rlcli.modules.stages import Stage
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
@@ -45,7 +46,7 @@ class ClosedPPO:
         self.loss, self.nets = loss, nets_of(loss, flat, columns)
         self._discrete, self._fitting = _discrete(loss), loss.density.family.fitting  # type: ignore[union-attr]
         self._kernel, self._ppo = ppo, ppo.categorical if self._discrete else ppo.normal
-        self._grads: dict[int, tuple[Tensor, ...]] = Recent()
+        self._grads: dict[int, tuple[Tensor, ...]] = {}
 
     def __call__(self, columns: Columns) -> dict[str, float]:
         loss, keys = self.loss, self.loss.tensor_keys
@@ -55,7 +56,7 @@ class ClosedPPO:
         if grads is None:
             contiguous = torch.contiguous_format
             grads = tuple(torch.empty_like(x, memory_format=contiguous).detach() for x in (*params, value))
-            self._grads[value.shape[0]] = grads
+            keep_recent(self._grads, value.shape[0], grads)
         target = columns[keys.value_target].reshape(-1)
         goal = target.numpy()
         rows = self._kernel.PPORows(
@@ -226,7 +227,8 @@ class Replayed:
 def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None:
     assert loss.critic is not None
     actor, param_keys, critic = loss.density.stages, loss.density.param_keys, loss.critic.stages or ()
-    scale, mask = actor[-1].scale, actor[-1] if actor[-1].mask is not None else None
+    scale = actor[-1].module if actor[-1].is_plain(StateIndependentScale) else None
+    mask = actor[-1] if actor[-1].is_plain(LogitMask) else None
     nets = [*(actor if scale is None and mask is None else actor[:-1]), *critic]
     written = list(dict.fromkeys(k for stage in actor for k in stage.out_keys))
     if len(critic) != 1 or len(nets) != 2 or written != param_keys:
@@ -235,5 +237,4 @@ def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None
     parameters = (id(p) for stage in (*actor, *critic) for p in stage.module.parameters())
     if len(stacks) != 2 or sorted(parameters) != sorted(map(id, flat.parameters)):
         return None  # shared, frozen or further parameters: autograd knows what to do with them
-    keys = nets[0].in_keys[0], nets[1].in_keys[0]
-    return Replayed(Replay(stacks[0]), Replay(stacks[1]), keys, scale, mask)
+    return Replayed(Replay(stacks[0]), Replay(stacks[1]), (nets[0].in_keys[0], nets[1].in_keys[0]), scale, mask)

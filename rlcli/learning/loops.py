@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,20 +28,10 @@ from rlcli.runs.session import Saver, due
 
 if TYPE_CHECKING:
     from rlcli.collectors import BaseCollector, Delivered
-    from rlcli.collectors.finish import Ended
     from rlcli.learning.evaluation import PeriodicEvaluation
     from rlcli.objectives.value.estimator import ValueEstimator
 
 TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
-
-
-class Unreported(NamedTuple):
-    """A batch's, or one worker's, rewards and ends `[N, T, 1]` for the report; `ends` with the run's frames."""
-
-    reward: np.ndarray
-    done: np.ndarray
-    lanes: range | None = None
-    ends: list[tuple[int, Ended]] = []  # noqa: RUF012, nobody writes to it
 
 
 class Hooks:
@@ -53,7 +43,8 @@ class Hooks:
         self.reporter, self.saver, self.evaluation = reporter, saver, evaluation
         self.stage = Clock() if reporter is None else reporter.clock
         self.valued = ValueRows()
-        self.unreported: list[Unreported] = []
+        # of a batch or a worker: `reward` and `done` `[N, T, 1]`, its `lanes`, `ends` with the run's frames
+        self.unreported: list[dict[str, Any]] = []
         self.lags: list[int] = []
 
     # ---- the stages of a batch --------------------------------------------------------------------------------
@@ -144,10 +135,11 @@ class Hooks:
             ended = delivered.ends_by(frames) if delivered.ends else []
             for lanes, steps in delivered.shares or ((delivered.lanes, reward.shape[1]),):
                 of = slice(None) if delivered.shares is None else slice(lanes.start, lanes.stop)  # type: ignore[union-attr]
-                columns = [x[of, :steps].copy() if copy else x[of, :steps] for x in (reward, done)]
+                columns = {"reward": reward[of, :steps], "done": done[of, :steps]}
+                columns = {name: x.copy() for name, x in columns.items()} if copy else columns
                 first, last, _ = of.indices(len(reward))
                 ends = [(at, end._replace(lane=end.lane - first)) for at, end in ended if first <= end.lane < last]
-                self.unreported.append(Unreported(columns[0], columns[1], lanes, ends))
+                self.unreported.append({**columns, "lanes": lanes, "ends": ends})
 
     def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
         """Return frames, rewards and ends, and value rows since the last report, as a reporter takes them."""
@@ -164,18 +156,18 @@ class Hooks:
 
     def _unreported(self) -> list[dict[str, Any]]:
         """Return rewards and ends since the last report, of all lanes or of some."""
-        of: dict[range | None, list[Unreported]] = {}
+        of: dict[range | None, list[dict[str, Any]]] = {}
         for each in self.unreported:
-            of.setdefault(each.lanes, []).append(each)
+            of.setdefault(each["lanes"], []).append(each)
         parts: list[dict[str, Any]] = []
         for lanes, rows in of.items():
-            reward, done = (np.concatenate([each[i] for each in rows], 1) for i in (0, 1))
-            starts = np.cumsum([0, *(each.done.shape[1] for each in rows)]).tolist()
+            columns = {name: np.concatenate([each[name] for each in rows], 1) for name in ("reward", "done")}
+            starts = np.cumsum([0, *(each["done"].shape[1] for each in rows)]).tolist()
             ends = [
                 (frames, end._replace(t=start + end.t))
-                for start, each in zip(starts, rows, strict=False) for frames, end in each.ends
+                for start, each in zip(starts, rows, strict=False) for frames, end in each["ends"]
             ]  # fmt: skip
-            parts.append({"reward": reward, "done": done, "lanes": lanes, "ends": ends})
+            parts.append({**columns, "lanes": lanes, "ends": ends})
         return parts
 
 

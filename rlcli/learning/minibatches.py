@@ -16,19 +16,21 @@ from rlcli.keys import IS_INIT, Key, show
 from rlcli.objectives.reduction import begun, mask_of
 
 Minibatch = dict[Key, Tensor]
+Order = tuple[Tensor, list[int]]  # rows, int64 `[N]`, and where each minibatch ends among them
 
 
 class Minibatches:
     """Draw epochs of `batch_size` rows from columns `{key: Tensor [N, ...]}`, each gathered once an epoch."""
 
-    def __init__(self, batch_size: int, generator: torch.Generator) -> None:
+    def __init__(self, batch_size: int, generator: torch.Generator, *, sequences: bool = False) -> None:
         self.batch_size, self.generator = arguments.count("batch_size", batch_size), generator
+        self.order = shuffled_sequences if sequences else shuffled_rows
         self._shuffled: Minibatch = {}
         self._views: list[Minibatch] = []
 
     def epoch(self, columns: Mapping[Key, Tensor]) -> Iterator[Minibatch]:
         """Return minibatches of one epoch, in buffers that the next epoch overwrites."""
-        order, ends = self.draw(columns)
+        order, ends = self.order(columns, self.batch_size, self.generator)
         few = {key: x for key, x in columns.items() if isinstance(x, Rows) and x.sparse}  # most rows hold nothing
         renewed = self._fit({key: x for key, x in columns.items() if key not in few}) or bool(few)
         for key, buffer in self._shuffled.items():
@@ -40,11 +42,6 @@ class Minibatches:
             parts = zip([0, *ends[:-1]], ends, strict=True)
             self._views = [{k: x[start:end] for k, x in shuffled.items()} for start, end in parts]
         return iter(self._views)
-
-    def draw(self, columns: Mapping[Key, Tensor]) -> tuple[Tensor, list[int]]:
-        """Return the rows of an epoch in a new order, int64 `[N]`, and where each minibatch ends among them."""
-        n = next(iter(columns.values())).shape[0]
-        return torch.randperm(n, generator=self.generator), [*range(self.batch_size, n, self.batch_size), n]
 
     def _fit(self, columns: Mapping[Key, Tensor]) -> bool:
         """Allocate buffers for columns of these shapes; return False if those there fit."""
@@ -62,20 +59,24 @@ def whole_sequences(batch_size: int, sequences: int, steps: int) -> int:
     return min(sequences, -(-batch_size // steps))
 
 
-class SequenceMinibatches(Minibatches):
-    """Draw whole sequences, which begin where `is_init` is set; one that fills a minibatch ends it."""
+def shuffled_rows(columns: Mapping[Key, Tensor], batch_size: int, generator: torch.Generator) -> Order:
+    """Return the rows of an epoch in a new order, int64 `[N]`, and where each minibatch ends among them."""
+    n = next(iter(columns.values())).shape[0]
+    return torch.randperm(n, generator=generator), [*range(batch_size, n, batch_size), n]
 
-    def draw(self, columns: Mapping[Key, Tensor]) -> tuple[Tensor, list[int]]:
-        begins = columns[IS_INIT].reshape(-1).cpu()
-        starts = begins.nonzero().squeeze(1)
-        lengths = torch.diff(starts, append=starts.new_tensor([len(begins)]))
-        order = torch.randperm(len(starts), generator=self.generator)
-        lengths, starts = lengths[order], starts[order]
-        ends = lengths.cumsum(0)
-        rows = torch.repeat_interleave(starts - (ends - lengths), lengths) + torch.arange(len(begins))
-        minibatch = (ends - lengths) // self.batch_size
-        last = torch.cat([minibatch[1:] != minibatch[:-1], minibatch.new_ones(1, dtype=torch.bool)])
-        return rows, ends[last].tolist()
+
+def shuffled_sequences(columns: Mapping[Key, Tensor], batch_size: int, generator: torch.Generator) -> Order:
+    """Do the same with whole sequences, which begin where `is_init` is set; one that fills a minibatch ends it."""
+    begins = columns[IS_INIT].reshape(-1).cpu()
+    starts = begins.nonzero().squeeze(1)
+    lengths = torch.diff(starts, append=starts.new_tensor([len(begins)]))
+    order = torch.randperm(len(starts), generator=generator)
+    lengths, starts = lengths[order], starts[order]
+    ends = lengths.cumsum(0)
+    rows = torch.repeat_interleave(starts - (ends - lengths), lengths) + torch.arange(len(begins))
+    minibatch = (ends - lengths) // batch_size
+    last = torch.cat([minibatch[1:] != minibatch[:-1], minibatch.new_ones(1, dtype=torch.bool)])
+    return rows, ends[last].tolist()
 
 
 def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Sequence[Key]) -> Minibatch:

@@ -51,10 +51,9 @@ class FlatParameters:
         self.version = 0
         refuse(not self.parameters, "there is nothing to train", why="no parameter requires a gradient")
         self._spans, end = spans_of(self.parameters)
-        like = self._common(self.parameters)
+        like = self.parameters[0]
         self.tensor = nn.Parameter(torch.zeros(end, dtype=like.dtype, device=like.device))
-        self.tensor.grad = torch.zeros_like(self.tensor)
-        self._take_in()
+        self._take_in(self.parameters)
 
     def bound(self, whole: bool = True) -> bool:
         """Return True if parameters and gradients are still views; not `whole`: look at the outer ones, in < 1 us."""
@@ -85,21 +84,27 @@ class FlatParameters:
                     "a parameter changed its shape after the update was built",
                     why=f"{tuple(old.shape)} became {tuple(new.shape)}", fix="Build a new update",
                 )  # fmt: skip
-        self.parameters = current
-        like = self._common(current)
-        if like.dtype != self.tensor.dtype or like.device != self.tensor.device:
-            self.tensor.data = self.tensor.data.to(like)
-            self.tensor.grad = torch.zeros_like(self.tensor)
-        self._take_in()
+        self._take_in(current)
 
-    def _take_in(self) -> None:
+    def _take_in(self, parameters: list[nn.Parameter]) -> None:
+        kinds = {(str(p.dtype), str(p.device)) for p in parameters}
+        if len(kinds) > 1:
+            raise ArgumentError(
+                "the trainable parameters do not share a dtype and a device",
+                why=" and ".join(sorted(" on ".join(kind) for kind in kinds)),
+                fix="Move the whole model with model.to(...)",
+            )
+        self.parameters, like = parameters, parameters[0]
+        if like.dtype != self.tensor.dtype or like.device != self.tensor.device:
+            self.tensor.data, self.tensor.grad = self.tensor.data.to(like), None
+        grad = self.tensor.grad = torch.zeros_like(self.tensor) if self.tensor.grad is None else self.tensor.grad
         self.version += 1
         with torch.no_grad():
-            for p, (start, stop) in zip(self.parameters, self._spans, strict=True):
+            for p, (start, stop) in zip(parameters, self._spans, strict=True):
                 view = self.tensor.data[start:stop].view(p.shape)
                 view.copy_(p)
                 p.data = view
-                p.grad = self.grad[start:stop].view(p.shape)
+                p.grad = grad[start:stop].view(p.shape)
         addresses = {id(p): (p, p.grad, p.data_ptr()) for p in self.parameters}
         tables: list[dict] = [module._parameters for module in self.module.modules()]
         entries = [(table, name, id(p)) for table in tables for name, p in table.items()]
@@ -115,30 +120,20 @@ class FlatParameters:
             and p.dtype == self.tensor.dtype
         )
 
-    def _common(self, parameters: list[nn.Parameter]) -> nn.Parameter:
-        kinds = {(str(p.dtype), str(p.device)) for p in parameters}
-        if len(kinds) > 1:
-            raise ArgumentError(
-                "the trainable parameters do not share a dtype and a device",
-                why=" and ".join(sorted(" on ".join(kind) for kind in kinds)),
-                fix="Move the whole model with model.to(...)",
-            )
-        return parameters[0]
-
 
 # ---- steps ---------------------------------------------------------------------------------------------------------
-def _uncompiled(kind: type[Optimizer]) -> Any:
-    """Return the optimizer without the wrappers that import `torch.compile`."""
-    step, add = inspect.unwrap(kind.step), inspect.unwrap(kind.add_param_group)
-    return type(kind.__name__, (kind,), {"step": torch.no_grad()(step), "add_param_group": add})
-
-
-_Adam, _AdamW = _uncompiled(Adam), _uncompiled(AdamW)
+_WRAPPED: tuple[Any, ...] = Adam, AdamW, RMSprop, SGD
+_Adam, _AdamW, _RMSprop, _SGD = (  # without the wrappers that import `torch.compile`
+    type(kind.__name__, (kind,), {
+        "step": torch.no_grad()(inspect.unwrap(kind.step)), "add_param_group": inspect.unwrap(kind.add_param_group),
+    })
+    for kind in _WRAPPED
+)  # fmt: skip
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adam": functools.partial(_Adam, fused=True),
     "adamw": functools.partial(_AdamW, fused=True),
-    "rmsprop": functools.partial(_uncompiled(RMSprop), foreach=False),
-    "sgd": functools.partial(_uncompiled(SGD), fused=True),
+    "rmsprop": functools.partial(_RMSprop, foreach=False),
+    "sgd": functools.partial(_SGD, fused=True),
 }
 _OPERATIONS = {_Adam: "_fused_adam_", _AdamW: "_fused_adamw_"}
 
@@ -231,6 +226,7 @@ def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[Tensor
 _OPTIMIZER = "optimizer."
 
 
+@dataclass(eq=False)
 class Step:
     """Move the parameters along `flat.grad`, clipped to `max_grad_norm`, unless not finite.
 
@@ -238,10 +234,13 @@ class Step:
     are an error.
     """
 
-    def __init__(self, flat: FlatParameters, optimizer: FlatOptimizer, max_grad_norm: float | None, limit: int) -> None:
-        self.flat, self.optimizer, self.max_grad_norm = flat, optimizer, max_grad_norm
-        self.limit = arguments.count("max_nonfinite", limit)
-        self.made = self.skipped = self.in_a_row = 0
+    flat: FlatParameters
+    optimizer: FlatOptimizer
+    max_grad_norm: float | None
+    limit: int
+    made: int = 0
+    skipped: int = 0
+    in_a_row: int = 0
 
     def __call__(self, figures: dict[str, Any]) -> dict[str, Any]:
         """Step; return figures with `loss` as a float and the gradient's norm before clipping, empty if skipped."""

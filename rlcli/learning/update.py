@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import TD_ERROR, Key
 from rlcli.learning.gradient import Gradient, GradientChoice
-from rlcli.learning.minibatches import Minibatch, Minibatches, SequenceMinibatches, with_slices, with_starts
+from rlcli.learning.minibatches import Minibatch, Minibatches, with_slices, with_starts
 from rlcli.learning.optimizer import FlatOptimizer, FlatParameters, Linear, Step, schedule
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
@@ -64,14 +65,13 @@ class Update:
         self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)
         self._epsilon = torch.zeros((), device=self.flat.tensor.device)  # what a compiled loss reads
         self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
-        self.step = Step(self.flat, self.optimizer, max_grad_norm, max_nonfinite)
+        self.step = Step(self.flat, self.optimizer, max_grad_norm, arguments.count("max_nonfinite", max_nonfinite))
         self.epochs, self.slice_len = arguments.count("epochs", epochs), slice_len
         self.target_kl, self.compile = target_kl, compile
         self.saved = watch_saved(loss) if loss.recurrent else []
         self.gradient = GradientChoice(loss, self.flat, gradient, compile)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
-        kind = SequenceMinibatches if loss.recurrent else Minibatches
-        self.minibatches: Minibatches = kind(batch_size, self.generator)
+        self.minibatches = Minibatches(batch_size, self.generator, sequences=loss.recurrent)
         # looking at a number costs nothing on a CPU and stops the queue of a GPU; targets follow only a step made
         cpu = self.flat.tensor.device.type == "cpu"
         self._look = cpu or not self.optimizer.can_skip or targets is not None
@@ -262,13 +262,13 @@ EXTRA = "_extra_state"  # what torch calls that of `get_extra_state`
 
 
 # ---- diagnostics -------------------------------------------------------------------------------------------------
+@dataclass
 class Means:
     """Average figures of minibatches, floats or 0-dim tensors: the finite ones, of steps that moved something."""
 
-    def __init__(self) -> None:
-        self._totals: dict[str, tuple[float, int]] = {}  # sum and number of the finite ones
-        self._epoch: dict[str, list[float]] = {}
-        self._unread: list[Mapping[str, float | Tensor]] = []
+    _totals: dict[str, tuple[float, int]] = field(default_factory=dict)  # sum and number of the finite ones
+    _epoch: dict[str, list[float]] = field(default_factory=dict)
+    _unread: list[Mapping[str, float | Tensor]] = field(default_factory=list)
 
     def add(self, figures: Mapping[str, float | Tensor]) -> None:
         self._unread.append(figures)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor
 
-from rlcli.keys import ACTION, Key, under_next, unravel
+from rlcli.keys import ACTION, Key, as_tuple, unravel
 from rlcli.modules.distributions.family import Family, Params
-from rlcli.modules.distributions.lookup import family_of, param_keys
-from rlcli.modules.stages import Stage, read_by, take_apart, take_apart_values
+from rlcli.modules.distributions.lookup import family_of
+from rlcli.modules.stages import Stage, take_apart
 
 
 class Actor(NamedTuple):
@@ -30,43 +31,26 @@ class Actor(NamedTuple):
     @classmethod
     def of(cls, net: Any) -> Actor | None:
         """Return the function of a module on tensordicts; None where a part is unknown or changed."""
-        if (parts := take_apart(net)) is not None:
-            stages, head = parts
-            if head is None or (family := family_of(head)) is None:
+        if (parts := take_apart(net)) is None or parts[1] is None:
+            return None
+        stages, head, tries = parts
+        if isinstance(head, ProbabilisticTensorDictModule):
+            if (family := family_of(head)) is None:
                 return None
             log_prob = unravel(head.log_prob_key) if head.return_log_prob else None
-            keys = [unravel(key) for key in param_keys(head)]
-            return cls(family, stages, keys, unravel(head.out_keys[0]), log_prob)
-        if (split := take_apart_values(net)) is None:
-            return None
+            keys = {as_tuple(name)[-1]: unravel(key) for name, key in zip(head.dist_keys, head.in_keys, strict=True)}
+            params = [keys[name] for name in family.param_names]
+            return cls(family, stages, params, unravel(head.out_keys[0]), log_prob)
         from rlcli.modules.values import EGreedyFamily  # of no other policy
 
-        stages, choice, tries = split
-        masked, outs = choice.action_mask_key is not None, [unravel(key) for key in choice.out_keys]
+        masked, outs = head.action_mask_key is not None, [unravel(key) for key in head.out_keys]
         family = EGreedyFamily()
         if tries is not None:
-            if tries.action_mask_key != choice.action_mask_key or unravel(tries.action_key) != outs[0]:
+            if tries.action_mask_key != head.action_mask_key or unravel(tries.action_key) != outs[0]:
                 return None
             family = EGreedyFamily(lambda: float(tries.eps), tries.n, masked=masked)
-        return cls(family, stages, [choice.action_value_key], outs[0], chosen_key=outs[2],
-                   one_hot=choice.action_space == "one_hot")  # fmt: skip
-
-    @property
-    def reads(self) -> list[Key]:
-        """Return what it needs of the columns."""
-        return read_by(self.stages, self.param_keys)
-
-    @property
-    def carries(self) -> list[Key]:
-        """Return the states whose next value it writes, under `next`."""
-        return [key for stage in self.stages for key in stage.state_keys]
-
-    @property
-    def writes(self) -> list[Key]:
-        """Return what it writes beside states."""
-        states = {under_next(key) for key in self.carries}
-        ends = [key for key in (self.action_key, self.log_prob_key, self.chosen_key) if key is not None]
-        return [*dict.fromkeys(key for x in self.stages for key in x.out_keys if key not in states), *ends]
+        return cls(family, stages, [head.action_value_key], outs[0], chosen_key=outs[2],
+                   one_hot=head.action_space == "one_hot")  # fmt: skip
 
     def parameters(self, columns: Mapping[Key, Tensor]) -> tuple[Params, dict[Key, Tensor]]:
         """Return the family's parameters, and the columns with all that the stages write."""

@@ -9,10 +9,8 @@ observation(s), action -> layers -> state_action_value                          
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -31,45 +29,14 @@ from rlcli.modules import recurrent
 from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, action_head, single_action
 from rlcli.modules.masks import with_action_mask
-from rlcli.modules.nets import MLP, convolves, network, observation_keys, seeded
+from rlcli.modules.nets import MLP, front_of, network, observation_keys, seeded
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
 Activation = str | type[nn.Module]
 
 TRUNK_KEY: Key = "hidden"
-ENCODED_KEY: Key = "encoded"  # what a recurrent layer reads
 RECURRENT = ("gru", "lstm")
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation details of PPO", detail 2
-
-
-@dataclass(frozen=True)
-class Recurrence:
-    """Describe recurrent layers ("gru" or "lstm") behind the hidden ones, of `size` units."""
-
-    kind: str = "gru"
-    size: int = 64
-    layers: int = 1
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def after(self, encoder: nn.Module, keys: Sequence[Key]) -> TensorDictSequential:
-        """Return what `encoder [*B, features]` makes of `keys`, and what is remembered of it at `hidden`."""
-        module = (recurrent.GRUModule if self.kind == "gru" else recurrent.LSTMModule)(
-            encoder.out_features,  # type: ignore[arg-type]
-            self.size,
-            self.layers,
-            in_key=ENCODED_KEY,
-            out_key=TRUNK_KEY,
-            **self.options,
-        )
-        for name, weight in module.layers.named_parameters():
-            if name.startswith("bias"):
-                nn.init.zeros_(weight)
-            elif name.startswith("weight_hh"):
-                for gate in weight.detach().split(self.size):
-                    nn.init.orthogonal_(gate)
-            else:
-                nn.init.orthogonal_(weight)
-        return TensorDictSequential(TensorDictModule(encoder, list(keys), [ENCODED_KEY]), module)
 
 
 def build_actor_critic(
@@ -87,7 +54,7 @@ def build_actor_critic(
     in_keys: Sequence[Key] | None = None,
     action_mask_key: Key | None = None,
     return_log_prob: bool = True,
-    recurrence: Recurrence | None = None,
+    recurrence: recurrent.Recurrence | None = None,
     generator: int | torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> ActorCritic:
@@ -152,7 +119,9 @@ def build_actor_critic(
     if recurrence is not None:  # a critic with a state of its own would not be stepped while frames are collected
         shared = True
     if shared is None:
-        shared = (hidden is None or len(hidden) > 0) and convolves(observation_spec, keys, net)
+        with torch.random.fork_rng(devices=()):  # an encoder is made, with weights that nobody will see
+            front = front_of(observation_spec, keys, net) if hidden is None or len(hidden) else None
+        shared = front is not None and front.convolves
     with seeded(generator):
         if shared:
             refuse(hidden is not None and not hidden and recurrence is None, "a shared trunk needs a hidden layer",
@@ -161,7 +130,7 @@ def build_actor_critic(
             trunk: TensorDictModuleBase = TensorDictModule(encoder, keys, [TRUNK_KEY])
             width: int = encoder.out_features  # type: ignore[assignment]
             if recurrence is not None:
-                trunk, width = recurrence.after(encoder, keys), recurrence.size
+                trunk, width = recurrence.after(encoder, keys, TRUNK_KEY), recurrence.size
             policy_layer = MLP(width, outputs, (), orthogonal=orthogonal, last_gain=POLICY_GAIN)
             value_layer = MLP(width, 1, (), orthogonal=orthogonal, last_gain=VALUE_GAIN)
             operator = ActorValueOperator(
@@ -191,7 +160,7 @@ def build_q_actor(
     eps_frames: int = 10_000,
     in_keys: Sequence[Key] | None = None,
     action_mask_key: Key | None = None,
-    recurrence: Recurrence | None = None,
+    recurrence: recurrent.Recurrence | None = None,
     generator: int | torch.Generator | None = None,
 ) -> ActorCritic:
     """An epsilon-greedy actor on action values; `.actor` is `TensorDictSequential(QValueActor, EGreedyModule)`.
@@ -227,7 +196,7 @@ def build_q_actor(
     with seeded(generator):
         module: nn.Module
         if recurrence is not None:
-            trunk = recurrence.after(net_of(None), keys)
+            trunk = recurrence.after(net_of(None), keys, TRUNK_KEY)
             size, same = recurrence.size, nn.Identity()
             head = DuelingHead(same, size, spec.n) if dueling else MLP(size, spec.n, (), orthogonal=orthogonal)
             module = TensorDictSequential(trunk, TensorDictModule(head, [TRUNK_KEY], [ACTION_VALUE]))

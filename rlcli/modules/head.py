@@ -84,10 +84,10 @@ class StateIndependentScale(nn.Module):
 
 DISTRIBUTIONS = ("auto", "categorical", "multi_categorical", "bernoulli", "normal", "tanh_normal")
 _NAMES = {
-    "Categorical": "categorical",
+    "CategoricalDistribution": "categorical",
     "OneHotCategorical": "categorical",
-    "MultiCategorical": "multi_categorical",
-    "MultiOneHot": "multi_categorical",
+    "MultiCategoricalDistribution": "multi_categorical",
+    "MultiOneHotDistribution": "multi_categorical",
     "IndependentBernoulli": "bernoulli",
     "IndependentNormal": "normal",
     "TanhNormal": "tanh_normal",
@@ -204,7 +204,15 @@ def action_head(action_spec: TensorSpec, batch_dims: int, distribution: str = "a
            "an inferred policy's action is one index or one vector", where=f"action '{show(key)}'",
            why=f"it is {type(spec).__name__} of shape {shape}",
            fix="Reshape it in the env with gymnasium.wrappers.TransformAction.", error=ConfigError)  # fmt: skip
-    head = _discrete(key, spec) or _continuous(key, spec, shape[0], distribution)
+    if isinstance(spec, OneHot | Categorical):
+        head = ActionHead(key, spec.n, D.OneHotCategorical if isinstance(spec, OneHot) else D.Categorical)
+    elif isinstance(spec, MultiCategorical | MultiOneHot):
+        kind = D.MultiOneHot if isinstance(spec, MultiOneHot) else D.MultiCategorical
+        head = ActionHead(key, sum(spec.nvec), kind, {"nvec": spec.nvec})
+    elif isinstance(spec, Binary):
+        head = ActionHead(key, spec.n, D.IndependentBernoulli, {"dtype": spec.dtype})
+    else:
+        head = _continuous(key, spec, shape[0], distribution)
     fits = _NAMES[head.distribution_class.__name__]
     if distribution not in ("auto", fits):
         raise ConfigError(
@@ -212,19 +220,6 @@ def action_head(action_spec: TensorSpec, batch_dims: int, distribution: str = "a
             why=f"action '{show(key)}' is {spec!r}", fix=f"Use policy.distribution={fits}, or auto.",
         )  # fmt: skip
     return head
-
-
-def _discrete(key: Key, spec: TensorSpec) -> ActionHead | None:
-    if isinstance(spec, OneHot):
-        return ActionHead(key, spec.n, D.OneHotCategorical)
-    if isinstance(spec, Categorical):
-        return ActionHead(key, spec.n, D.Categorical)
-    if isinstance(spec, MultiCategorical | MultiOneHot):
-        kind = D.MultiOneHot if isinstance(spec, MultiOneHot) else D.MultiCategorical
-        return ActionHead(key, sum(spec.nvec), kind, {"nvec": spec.nvec})
-    if isinstance(spec, Binary):
-        return ActionHead(key, spec.n, D.IndependentBernoulli, {"dtype": spec.dtype})
-    return None
 
 
 def _continuous(key: Key, spec: TensorSpec, features: int, distribution: str) -> ActionHead:

@@ -35,7 +35,7 @@ def allowed(mask: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat([part | ~part.any(-1, keepdim=True) for part in mask.split(list(sizes), -1)], -1)
 
 
-class ActionMask(nn.Module):
+class LogitMask(nn.Module):
     """Logits, or values, of the options that a mask allows; those of the others are `fill`.
 
     Parameters
@@ -96,6 +96,9 @@ class ActionMask(nn.Module):
         return f"sizes={self.sizes}"
 
 
+ActionMask = LogitMask  # by which rlcli.modules offers it: a wrapper is called so as well
+
+
 def pick(mask: np.ndarray, sizes: Sequence[int], u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return a uniform allowed option of each choice and their count, int64 `[N, len(sizes)]`; u in [0, 1)."""
     index, count = np.empty(u.shape, np.int64), np.empty(u.shape, np.int64)
@@ -124,7 +127,7 @@ def refuse_no_option(mask: np.ndarray, sizes: Sequence[int], key: Key, where: st
 def mask_key_of(policy: Any) -> Key | None:
     """Return where a policy reads the mask that it keeps to; None where it keeps to none."""
     for part in policy.modules() if isinstance(policy, nn.Module) else (policy,):
-        if isinstance(part, TensorDictModule) and isinstance(part.module, ActionMask):
+        if isinstance(part, TensorDictModule) and isinstance(part.module, LogitMask):
             return unravel(part.in_keys[1])
         if (key := getattr(part, "action_mask_key", None)) is not None:
             return unravel(key)
@@ -205,5 +208,5 @@ def with_action_mask(
            where=show(key), why=f"it is a {type(actor).__name__}",
            fix=f"Read '{show(key)}' in the policy itself, or use policy.action_mask_key=none.")  # fmt: skip
     bits = isinstance(single_action(action_spec)[1], Binary)
-    mask = TensorDictModule(ActionMask(options_of(action_spec), bits=bits), [names[0], key], names)
+    mask = TensorDictModule(LogitMask(options_of(action_spec), bits=bits), [names[0], key], names)
     return ProbabilisticTensorDictSequential(*parts, mask, head)

@@ -170,7 +170,13 @@ class MLP(nn.Sequential):
         refuse(min(sizes) < 1, "a layer needs at least one unit", why=f"the sizes are {sizes}")
         layers: list[nn.Module] = []
         for a, b in zip(sizes[: len(hidden)], hidden, strict=True):
-            layers += [nn.Linear(a, b), _made(make)]
+            layers.append(nn.Linear(a, b))
+            try:
+                layers.append(make())
+            except TypeError as error:
+                raise ConfigError("an activation cannot be made", why=in_words(error), fix="Use nn.Tanh.") from error
+            refuse(not isinstance(layers[-1], nn.Module), "an activation is a module",
+                   why=f"got {type(layers[-1]).__name__}", fix="Use nn.Tanh.", error=ConfigError)  # fmt: skip
         if out_features is not None:
             layers.append(nn.Linear(sizes[-2], out_features))
         super().__init__(*layers)
@@ -179,16 +185,6 @@ class MLP(nn.Sequential):
             orthogonal_(self, gain)
             if out_features is not None:
                 orthogonal_(self[-1], last_gain)
-
-
-def _made(make: Callable[[], nn.Module]) -> nn.Module:
-    try:
-        layer = make()
-    except TypeError as error:
-        raise ConfigError("an activation cannot be made", why=in_words(error), fix="Use nn.Tanh.") from error
-    if not isinstance(layer, nn.Module):
-        raise ConfigError("an activation is a module", why=f"got {type(layer).__name__}", fix="Use nn.Tanh.")
-    return layer
 
 
 def _other_spelling(
@@ -261,7 +257,7 @@ def network(
     Parameters as in `build_actor_critic`. One observation gives an `MLP`, whose first layer is the encoder if
     one is needed. A float32 vector needs none: then the layers are all torch's own.
     """
-    front = _front(spec, list(keys), net)
+    front = front_of(spec, keys, net)
     sees = front is not None and front.convolves
     if hidden is None:
         hidden = (512,) if sees else (64, 64)
@@ -275,14 +271,7 @@ def network(
     return front.before(mlp)  # type: ignore[return-value]
 
 
-def convolves(spec: Composite, keys: Sequence[Key], net: str = "auto") -> bool:
-    """Say whether `network` would begin with convolutions, for one observation at least; draws no random numbers."""
-    with torch.random.fork_rng(devices=()):  # encoders are made, with weights that nobody will see
-        front = _front(spec, list(keys), net)
-        return front is not None and front.convolves
-
-
-def _front(spec: Composite, keys: list[Key], net: str) -> Encoder | None:
+def front_of(spec: Composite, keys: Sequence[Key], net: str) -> Encoder | None:
     """Return what encodes the observations for the layers; None for a float32 vector."""
     if net not in NETS:
         near = get_close_matches(net, NETS, n=1)

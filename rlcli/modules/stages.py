@@ -8,23 +8,20 @@ inputs) is not taken apart: its users call it as it is, on a tensordict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
-from rlcli.kernels.mlp import IN_PLACE, Layer
 from rlcli.keys import Key, show, unravel
-from rlcli.modules.head import StateIndependentScale
-from rlcli.modules.masks import ActionMask
 from rlcli.modules.watch import hooked, plain
 
 if TYPE_CHECKING:
-    from rlcli.modules.recurrent import RecurrentModule
-    from rlcli.modules.values import EGreedyModule, QValueModule
+    from rlcli.modules.values import EGreedyModule
 
 
 class Stage(NamedTuple):
@@ -33,12 +30,14 @@ class Stage(NamedTuple):
     module: Any
     in_keys: tuple[Key, ...]
     out_keys: tuple[Key, ...]
+    state_keys: tuple[Key, ...] = ()  # where it reads its states, if it is recurrent
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs in the order of `out_keys`."""
-        return self._outputs(self.module.on_tensors(*inputs) if self.recurrent else self.module(*inputs))
-
-    def _outputs(self, out: Any) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Any, sequences: bool = False) -> tuple[Tensor, ...]:
+        """Return the outputs in the order of `out_keys`: of one step where it is recurrent, or over sequences."""
+        call = self.module
+        if self.state_keys:
+            call = call.on_sequences if sequences else call.on_tensors
+        out = call(*inputs)
         if isinstance(out, dict | TensorDictBase):
             return tuple(out[k] for k in self.out_keys)
         return out if isinstance(out, tuple) else (out,)
@@ -49,8 +48,7 @@ class Stage(NamedTuple):
         What remembers runs over sequences.
         """
         try:
-            call = self.module.on_sequences if self.recurrent else self.module
-            written = self._outputs(call(*map(values.get, self.in_keys)))
+            written = self(*map(values.get, self.in_keys), sequences=True)
         except RlcliError:  # which says what is missing
             raise
         except Exception as error:
@@ -66,19 +64,9 @@ class Stage(NamedTuple):
         values.update(zip(self.out_keys, written, strict=True))
 
     @property
-    def recurrent(self) -> bool:
-        """Say whether it reads a state and writes the next one: one step at a time, or over sequences."""
-        return hasattr(type(self.module), "on_sequences")  # where nothing remembers, `RecurrentModule` is not loaded
-
-    @property
-    def state_keys(self) -> tuple[Key, ...]:
-        """Return where it reads its states; none where it is not recurrent."""
-        return tuple(self.module.state_keys) if self.recurrent else ()
-
-    @property
     def touched(self) -> tuple[Key, ...]:
         """Return what it writes to: its outputs, and its inputs where it may work in place on them."""
-        in_place = not (self.layers is not None or self.only_reads or self.recurrent)
+        in_place = not (self.layers is not None or self.only_reads or self.state_keys)
         return (*self.out_keys, *self.in_keys) if in_place else self.out_keys
 
     @property
@@ -97,23 +85,15 @@ class Stage(NamedTuple):
         return layers_of(self.module) if len(self.in_keys) == len(self.out_keys) == 1 else None
 
     @property
-    def cells(self) -> RecurrentModule | None:
-        """Return the module if it is only recurrent layers: a step of them can be replayed, not called."""
-        if not self.recurrent:
-            return None
+    def cells(self) -> Any:
+        """Return a module that reads states if it is only recurrent layers: a step can be replayed, not called."""
         drops = self.module.layers.dropout and self.module.layers.num_layers > 1
         weights = (p for layer in self.module.weights() for p in layer if p is not None)
         return None if drops or not all(isinstance(p, nn.Parameter) for p in weights) else self.module
 
-    @property
-    def mask(self) -> ActionMask | None:
-        """Return the module where it is an action mask."""
-        return self.module if plain(self.module, ActionMask) else None
-
-    @property
-    def scale(self) -> StateIndependentScale | None:
-        """Return the module where it is a learned deviation, equal in every row."""
-        return self.module if plain(self.module, StateIndependentScale) else None
+    def is_plain(self, kind: type[nn.Module]) -> bool:
+        """Say whether the module is of this kind, as it is."""
+        return plain(self.module, kind)
 
 
 def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
@@ -126,61 +106,56 @@ def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
     return [*read, *(k for k in more if k not in written and k not in read)]
 
 
-def take_apart(net: Any) -> tuple[tuple[Stage, ...], ProbabilisticTensorDictModule | None] | None:
-    """Return a network's stages in order, and what draws, if anything; None where calling them would not do."""
-    stages: list[Stage] = []
-    head = None
-    for leaf in leaves_of(net):
-        if leaf is None or head is not None:  # nothing may follow the draw
-            return None
-        if isinstance(leaf, ProbabilisticTensorDictModule):
-            head = leaf
-        else:
-            stages.append(_stage(leaf))
-    return tuple(stages), head
+# what a network may end in: a distribution, or what chooses among action values, and what explores then
+_ENDS: tuple[tuple[str, ...], ...] = ((), ("draws",), ("chooses",), ("chooses", "explores"))
 
 
-def take_apart_values(net: Any) -> tuple[tuple[Stage, ...], QValueModule, EGreedyModule | None] | None:
-    """Return what writes and masks action values, chooses and explores; None where calling `net` would not do."""
-    from rlcli.modules.values import EGreedyModule, QValueModule  # of no other policy
+def take_apart(net: Any) -> tuple[tuple[Stage, ...], Any, EGreedyModule | None] | None:
+    """Return the stages of a network, what draws an action, and what explores; None where calling them would not do.
 
-    leaves = list(leaves_of(net, QValueModule, EGreedyModule))
-    exploration = leaves.pop() if leaves and isinstance(leaves[-1], EGreedyModule) else None
-    choice = leaves.pop() if leaves and isinstance(leaves[-1], QValueModule) else None
-    if (
-        choice is None
-        or not leaves
-        or None in leaves
-        or any(isinstance(x, QValueModule | EGreedyModule) for x in leaves)
-    ):
+    What draws, if anything, is a `ProbabilisticTensorDictModule`, or a `QValueModule`, whose mask is a stage.
+    """
+    leaves = [*leaves_of(net)]
+    roles = [
+        "draws" if isinstance(x, ProbabilisticTensorDictModule) else getattr(type(x), "role", None) for x in leaves
+    ]
+    count = roles.count(None)
+    if None in leaves or tuple(roles[count:]) not in _ENDS or (not count and "chooses" in roles):
         return None
-    stages = [*map(_stage, leaves)]
-    if choice.action_mask_key is not None:
-        values = choice.action_value_key
-        stages.append(Stage(choice.mask, (values, unravel(choice.action_mask_key)), (values,)))
-    return tuple(stages), choice, exploration
+    head, tries = (*leaves[count:], None, None)[:2]
+    stages = []
+    for leaf in leaves[:count]:
+        module, states = (leaf.module, ()) if isinstance(leaf, TensorDictModule) else (leaf, tuple(leaf.state_keys))
+        stages.append(Stage(module, tuple(map(unravel, leaf.in_keys)), tuple(map(unravel, leaf.out_keys)), states))
+    if "chooses" in roles and head.action_mask_key is not None:
+        values = head.action_value_key
+        stages.append(Stage(head.mask, (values, unravel(head.action_mask_key)), (values,)))
+    return tuple(stages), head, tries
 
 
-def _stage(leaf: TensorDictModule | RecurrentModule) -> Stage:
-    module = leaf.module if isinstance(leaf, TensorDictModule) else leaf
-    return Stage(module, tuple(map(unravel, leaf.in_keys)), tuple(map(unravel, leaf.out_keys)))
-
-
-def leaves_of(net: Any, *heads: type) -> Iterator[Any]:
+def leaves_of(net: Any) -> Iterator[Any]:
     """Iterate over a network's tensordict modules in order; None for a changed or unknown one."""
-    heads = heads or (ProbabilisticTensorDictModule,)
     if not plain(net):
         yield None
     elif isinstance(net, TensorDictSequential):
         for part in (None,) if net.partial_tolerant else net.module:
-            yield from leaves_of(part, *heads)
+            yield from leaves_of(part)
     elif isinstance(net, TensorDictModule):
         configured = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
         yield None if configured or net.strict or net.inplace is not True or "_" in net.in_keys else net
     elif hasattr(type(net), "on_sequences"):
-        yield None if hooked(net.layers) or type(net.layers) is not net.kind else net
+        yield net if lends_weights(net.layers) and type(net.layers) is net.kind else None
     else:
-        yield net if isinstance(net, heads) else None
+        yield net if isinstance(net, ProbabilisticTensorDictModule) or hasattr(type(net), "role") else None
+
+
+def lends_weights(layers: nn.Module) -> bool:
+    """Say whether weights are all there is to layers that are not called: no hook or `forward` that would never run."""
+    return not hooked(layers)
+
+
+IN_PLACE = {nn.Tanh: torch.tanh_, nn.ReLU: torch.relu_, nn.Sigmoid: torch.sigmoid_}
+Layer = tuple[nn.Linear, Callable[[Tensor], Tensor] | None]  # and what activates its output, one of `IN_PLACE`
 
 
 def layers_of(net: Any) -> list[Layer] | None:
@@ -190,10 +165,10 @@ def layers_of(net: Any) -> list[Layer] | None:
         if plain(part, nn.Sequential):
             continue
         if plain(part, nn.Linear) and isinstance(part._parameters.get("weight"), nn.Parameter):
-            layers.append(Layer(part, None))  # type: ignore[arg-type]
-        elif plain(part) and type(part) in IN_PLACE and layers and layers[-1].activation is None:
-            layers[-1] = layers[-1]._replace(activation=type(part))
+            layers.append((part, None))  # type: ignore[arg-type]
+        elif plain(part) and type(part) in IN_PLACE and layers and layers[-1][1] is None:
+            layers[-1] = layers[-1][0], IN_PLACE[type(part)]
         else:
             return None
-    parameters = [id(p) for layer in layers for p in layer.linear.parameters()]
+    parameters = [id(p) for linear, _ in layers for p in linear.parameters()]
     return layers if layers and len(set(parameters)) == len(parameters) else None

@@ -21,7 +21,7 @@ from rlcli.errors import ArgumentError, MissingKeyError, in_words
 from rlcli.keys import ACTION, ACTION_VALUE, CHOSEN_ACTION_VALUE, OBSERVATION, Key, show, unravel
 from rlcli.modules.distributions.family import ArrayParams, Family, Params
 from rlcli.modules.exploration import ExplorationType, exploration_type
-from rlcli.modules.masks import LOWEST, ActionMask, allowed, pick
+from rlcli.modules.masks import LOWEST, LogitMask, allowed, pick
 from rlcli.modules.nets import MLP
 from rlcli.specs import Categorical, Composite, OneHot, TensorSpec
 
@@ -158,6 +158,7 @@ class QValueModule(TensorDictModuleBase):
     """
 
     fast = True
+    role = "chooses"  # see `stages.take_apart`
     settings = ("action_value_key", "action_mask_key", "action_space")
 
     def __init__(
@@ -172,7 +173,7 @@ class QValueModule(TensorDictModuleBase):
         super().__init__()
         self.action_value_key = ACTION_VALUE if action_value_key is None else unravel(action_value_key)
         self.action_mask_key = action_mask_key
-        self.mask = ActionMask((), fill=LOWEST)
+        self.mask = LogitMask((), fill=LOWEST)
         self.in_keys = [self.action_value_key] + ([] if action_mask_key is None else [action_mask_key])
         self.out_keys = list(out_keys or (ACTION, self.action_value_key, CHOSEN_ACTION_VALUE))
         refuse(len(self.out_keys) != 3 or unravel(self.out_keys[1]) != self.action_value_key,
@@ -258,6 +259,7 @@ class EGreedyModule(TensorDictModuleBase):
     """
 
     fast = True
+    role = "explores"
     settings = ("action_key", "action_mask_key", "n")
     eps: Tensor
     frames: Tensor

@@ -20,11 +20,11 @@ from tensordict.nn.utils import biased_softplus
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from rlcli.recognise import declare, own
+from rlcli.recognise import FOREIGN, own
 
 T = TypeVar("T")
 # of other libraries: sequences, and what neither keeps what it is given nor writes to it
-declare(
+FOREIGN |= {
     TensorDictModule,
     TensorDictSequential,
     ProbabilisticTensorDictModule,
@@ -32,31 +32,31 @@ declare(
     *(nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm),
     *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
     *(NormalParamExtractor, biased_softplus),
-)
+}
 _EVERYWHERE = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
     torch_module._global_backward_hooks,
     torch_module._global_backward_pre_hooks,
 )
-OWN_CALLS = ("forward", "_call_impl")  # what one module has of its own instead of its class's
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)  # tables, of later hooks too
+_CALLS = ("forward", "_call_impl")  # what one module has of its own instead of its class's
 
 
 def plain(module: Any, base: type = object) -> bool:
     """Say whether calling `module`, a `base`, does what its declared class says and nothing else."""
-    return isinstance(module, base) and own(module) and not hooked(module)
+    whole = isinstance(module, nn.Module) and isinstance(module, base) and own(module)
+    return whole and not (any(_EVERYWHERE) or hooked(module))
 
 
-def hooked(module: Any) -> bool:
-    """Say whether calling `module` does more than its class says; so may anything that is no module."""
-    if not isinstance(module, nn.Module) or any(_EVERYWHERE):
-        return True
-    return any(hooks_of(module)) or any(name in vars(module) for name in OWN_CALLS)
-
-
-def hooks_of(module: nn.Module) -> tuple[dict, ...]:
-    """Return the tables of a module's own hooks, which show later hooks too."""
-    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+def hooked(module: nn.Module) -> bool:
+    """Say whether calling `module` does more than its class says, by hooks or functions of its own."""
+    return any(getattr(module, name) for name in _HOOKS) or any(name in vars(module) for name in _CALLS)
 
 
 # what decides how a module on tensordicts is called, beside its arguments; classes of ours name it in `settings`
@@ -81,7 +81,22 @@ class ModuleWatch(Generic[T]):
     @property
     def version(self) -> int:
         """Return another number after a part, hook or `forward` changed; if `frozen`, after untrained memory moved."""
-        if not torch.compiler.is_compiling() and not self._holds():  # a compiled graph has guards of its own
+        holds = torch.compiler.is_compiling() or (  # a compiled graph has guards of its own
+            not any(self._empty)
+            and all(self._filled)
+            and all(self._everywhere)
+            and list(map(type, self._parts)) == self._types
+            and list(map(len, self._tables)) == self._sizes
+            # by identity: what a `TensorDictParams` is equal to is no bool
+            and all(map(is_, chain.from_iterable(map(dict.values, self._tables)), self._inside))
+            and not any(map(contains, self._plain, self._names))
+            and (not self._own or all(name in table for table, name in self._own))
+            and [settings(table) for settings, table in self._settings] == self._set
+            and len(called := self._called()) == len(self._given)
+            and all(map(is_, called, self._given))
+            and [p.data_ptr() for p in self._fixed] == self._places
+        )
+        if not holds:
             self._look()
             self._version += 1
         return self._version
@@ -98,11 +113,11 @@ class ModuleWatch(Generic[T]):
         self._tables = [x for x in tables if x]
         self._sizes = list(map(len, self._tables))
         self._inside = list(chain.from_iterable(map(dict.values, self._tables)))
-        hooks = [table for part in parts for table in hooks_of(part)]
+        hooks = [getattr(part, name) for part in parts for name in _HOOKS]
         self._filled = [x for x in hooks if x]
         self._empty = [x for x in (*hooks, *tables, *_EVERYWHERE) if not x]
         self._everywhere = [x for x in _EVERYWHERE if x]
-        calls = [(vars(part), name) for part in parts for name in OWN_CALLS]
+        calls = [(vars(part), name) for part in parts for name in _CALLS]
         self._plain = [table for table, name in calls if name not in table]
         self._names = [name for table, name in calls if name not in table]
         self._own = [call for call in calls if call[1] in call[0]]
@@ -116,23 +131,6 @@ class ModuleWatch(Generic[T]):
         self._given = self._called()
         self._fixed = [p for p in self.module.parameters() if not p.requires_grad] if self._frozen else []
         self._places = [p.data_ptr() for p in self._fixed]
-
-    def _holds(self) -> bool:
-        return (
-            not any(self._empty)
-            and all(self._filled)
-            and all(self._everywhere)
-            and list(map(type, self._parts)) == self._types
-            and list(map(len, self._tables)) == self._sizes
-            # by identity: what a `TensorDictParams` is equal to is no bool
-            and all(map(is_, chain.from_iterable(map(dict.values, self._tables)), self._inside))
-            and not any(map(contains, self._plain, self._names))
-            and (not self._own or all(name in table for table, name in self._own))
-            and [settings(table) for settings, table in self._settings] == self._set
-            and len(called := self._called()) == len(self._given)
-            and all(map(is_, called, self._given))
-            and [p.data_ptr() for p in self._fixed] == self._places
-        )
 
     def _called(self) -> list[Any]:
         """Return the functions that modules call, distribution makers, and constants by name and value."""

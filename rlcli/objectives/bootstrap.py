@@ -12,7 +12,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -29,6 +29,14 @@ from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, per_row, reduce, zeroed
 from rlcli.objectives.value.functional import td0_return_estimate
 from rlcli.objectives.value.reading import need_rate
+
+if TYPE_CHECKING:
+
+    class HasTargets(Protocol):
+        """Describe a loss with target networks."""
+
+        def target_pairs(self) -> list[Pair]:
+            """Return (trained, target) for each; empty where nothing is delayed."""
 
 
 class BootstrappedLoss(Loss):
@@ -63,7 +71,7 @@ class BootstrappedLoss(Loss):
             elsewhere(self, upstream, self.upstream_options)
         arguments.choice("loss_function", loss_function, DISTANCES)
         self.loss_function = loss_function
-        self.make_value_estimator(gamma=0.99 if gamma is None else gamma)
+        self.gamma = float(need_rate("gamma", 0.99 if gamma is None else gamma))
 
     def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99, **other: Any) -> None:
         """Set the discount. Targets are one-step, or n-step where the batch says how many steps its rewards span."""
@@ -171,13 +179,6 @@ def mean_of(x: Tensor, mask: Tensor | None) -> Tensor:
 # ---- target networks -----------------------------------------------------------------------------------------------
 Pair = tuple[nn.Module, nn.Module]
 Net = TypeVar("Net", bound=nn.Module)
-
-
-class HasTargets(Protocol):
-    """Describe a loss with target networks."""
-
-    def target_pairs(self) -> list[Pair]:
-        """Return (trained, target) for each; empty where nothing is delayed."""
 
 
 def target_of(module: Net) -> Net:

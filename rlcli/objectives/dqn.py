@@ -18,11 +18,11 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION_VALUE, BURN_IN, IS_INIT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next, unravel
-from rlcli.modules.stages import Stage, take_apart_values
-from rlcli.modules.values import QValueActor, action_space_of, chosen, greedy
+from rlcli.modules.stages import take_apart
+from rlcli.modules.values import QValueActor, QValueModule, action_space_of, chosen, greedy
 from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
 from rlcli.objectives.loss import Terms
-from rlcli.objectives.networks import Columns, Lowered, plain_stages
+from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import value_error
 from rlcli.specs import TensorSpec
 from rlcli.transforms.primer import recurrent_parts
@@ -97,7 +97,7 @@ class DQNLoss(BootstrappedLoss):
         self.action_space: str = action_space_of(space or (declared if spec is None else None), spec)  # type: ignore
         self.value_network, self.delay_value, self.double_dqn = value_network, delay_value, double_dqn
         self.target_value_network = target_of(value_network) if delay_value else None
-        if (parts := take_apart_values(value_network)) is not None:
+        if (parts := take_apart(value_network)) is not None and isinstance(parts[1], QValueModule):
             self.tensor_keys.action_value = parts[1].action_value_key
         self.take_up_networks()
         refuse(n_steps > 1 and not self.recurrent, "n_steps are those of a recurrent network",
@@ -113,7 +113,7 @@ class DQNLoss(BootstrappedLoss):
         self.take_up_networks()
 
     def _values_of(self, network: TensorDictModuleBase) -> Lowered | SequenceActionValues:
-        online = action_values(network)
+        online = Lowered(network, "the network of action values", without=QValueModule)
         if recurrent_parts(network):
             from rlcli.objectives.sequences import SequenceActionValues
 
@@ -230,13 +230,3 @@ class DQNLoss(BootstrappedLoss):
             error = (value - target).abs()
         loss = self.reduced(value_error(value, target, self.loss_function), mask, weights)
         return {"loss": loss, "q_value": mean_of(value, mask), TD_ERROR: error}
-
-
-def action_values(network: TensorDictModuleBase) -> Lowered:
-    """Return a `QValueActor` as a function of columns: of its values alone where it can be taken apart."""
-    return Lowered(network, _stages_of_values, "the network of action values")
-
-
-def _stages_of_values(network: TensorDictModuleBase) -> tuple[Stage, ...] | None:
-    parts = take_apart_values(network)
-    return plain_stages(network) if parts is None else parts[0]

@@ -68,6 +68,7 @@ class KeyedModule(nn.Module):
         if value is before:
             super().__setattr__(name, value)
             return
+        self.refuse_replacing(name, before)
         refuse(not isinstance(value, nn.Module | None), f"{name} must be a module", why=f"got {type(value).__name__}")
         super().__setattr__(name, value)  # type: ignore[arg-type]
         try:
@@ -75,6 +76,9 @@ class KeyedModule(nn.Module):
         except Exception:
             super().__setattr__(name, before)
             raise
+
+    def refuse_replacing(self, name: str, before: Any) -> None:
+        """Raise where the network `name`, which is `before`, cannot be replaced."""
 
     def take_up_networks(self) -> None:
         """Make the functions that are computed with, of the networks as they are: again where one is replaced."""

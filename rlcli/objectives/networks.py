@@ -52,26 +52,26 @@ def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
     return recurrent.set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
-def value_key(network: TensorDictModuleBase) -> Key:
-    """Return where a value network writes: `state_value`, or else the last of its out_keys."""
+def value_key(network: TensorDictModuleBase, wanted: Key = STATE_VALUE) -> Key:
+    """Return where a value network writes: where wanted, or at `state_value`, or else at the last of its out_keys."""
     written = [unravel(key) for key in network.out_keys]
-    return STATE_VALUE if STATE_VALUE in written else written[-1]
+    return next((key for key in (wanted, STATE_VALUE) if key in written), written[-1])
 
 
 class Lowered:
-    """Call a tensordict module on columns `{key: Tensor [*B, ...]}`."""
+    """Call a tensordict module on columns `{key: Tensor [*B, ...]}`, or what of it stands before a last `without`."""
 
     def __init__(
         self,
         module: TensorDictModuleBase,
-        find: Callable[[TensorDictModuleBase], tuple[Stage, ...] | None] | None = None,
         name: str = "the value network",
+        *,
+        without: type | None = None,
     ) -> None:
         refuse(not hasattr(module, "in_keys"), "a network of a loss or estimator must work on tensordicts",
                why=f"{type(module).__name__} has no in_keys",
                fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])')  # fmt: skip
-        self.module, self.name = module, name
-        self._find = find or plain_stages
+        self.module, self.name, self._without = module, name, without or type(None)
         self._found = ModuleWatch(module, self._look)
 
     @property
@@ -91,7 +91,8 @@ class Lowered:
 
     def _look(self, module: TensorDictModuleBase) -> tuple[tuple[Stage, ...] | None, list[Key]]:
         """Return the stages of a network, and what it reads."""
-        stages = self._find(module)
+        stages, head, _ = take_apart(module) or (None, None, None)
+        stages = stages if head is None or isinstance(head, self._without) else None
         return stages, read_by(stages) if stages else [unravel(k) for k in module.in_keys]
 
     def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
@@ -114,12 +115,6 @@ class Lowered:
         for stage in stages[skip:]:
             stage.run(values)
         return values
-
-
-def plain_stages(module: TensorDictModuleBase) -> tuple[Stage, ...] | None:
-    """Return all of a network that draws nothing; None where it cannot be taken apart."""
-    stages, head = take_apart(module) or (None, None)
-    return stages if head is None else None
 
 
 def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
@@ -212,7 +207,11 @@ class Density:
     def in_keys(self) -> list[Key]:
         """Return what the actor reads, as it is now."""
         function = self.function()
-        return [unravel(k) for k in self.actor.in_keys] if function is None else function.reads
+        return (
+            [unravel(k) for k in self.actor.in_keys]
+            if function is None
+            else read_by(function.stages, function.param_keys)
+        )
 
     @property
     def family(self) -> Family | None:

@@ -144,24 +144,20 @@ class PolicyGradientLoss(Loss):
 
     critic: Lowered | None = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        attribute = {"actor_network": "actor_network", "critic_network": "value_network"}.get(name)
-        estimator = getattr(self, "value_estimator", None)
-        if attribute is not None and hasattr(estimator, attribute):
-            before = getattr(self, name)
-            if getattr(estimator, attribute) is before is not value:
-                raise ArgumentError(
-                    f"{name} cannot be replaced", why="a value estimator was made of the one before",
-                    fix="Make a new loss.",
-                )  # fmt: skip
-        super().__setattr__(name, value)
+    def refuse_replacing(self, name: str, before: Any) -> None:
+        attribute, estimator = {"critic_network": "value_network"}.get(name, name), self.value_estimator
+        if hasattr(estimator, attribute) and getattr(estimator, attribute) is before:
+            raise ArgumentError(
+                f"{name} cannot be replaced", why="a value estimator was made of the one before",
+                fix="Make a new loss.",
+            )  # fmt: skip
 
     def take_up_networks(self) -> None:
         critic = self.critic_network
         self.density = Density(self.actor_network, self.samples_mc_entropy)
         self.critic = None if critic is None else Lowered(critic, name="the critic")
-        if self.critic is not None and self.tensor_keys.value not in self.critic.out_keys:
-            self.tensor_keys.value = value_key(self.critic.module)
+        if critic is not None:
+            self.tensor_keys.value = value_key(critic, self.tensor_keys.value)
 
     @property
     def critic_coeff(self) -> float | None:
@@ -176,7 +172,7 @@ class PolicyGradientLoss(Loss):
     def in_keys(self) -> list[Key]:
         k = self.tensor_keys
         keys = [*self.density.in_keys, k.action, *self.extra_keys, k.advantage]
-        if self.critic is not None and self.critic_coeff is not None:
+        if self.critic is not None and self._critic_coeff is not None:
             written = self.density.actor.out_keys
             keys += [key for key in self.critic.in_keys if key not in written]
             keys += [k.value_target] + ([k.value] if self.clip_value is not None else [])

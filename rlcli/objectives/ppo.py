@@ -21,7 +21,7 @@ from rlcli.modules.distributions import Family
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import ALSO_CALLED, Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
-from rlcli.objectives.reduction import per_row, reduce
+from rlcli.objectives.reduction import MASK_KEYS, per_row, reduce
 
 
 def surrogate(log_ratio: Tensor, advantage: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class PPOLoss(PolicyGradientLoss):
 
     @property
     def optional_keys(self) -> Sequence[Key]:
-        return [*super().optional_keys, *ALSO_CALLED.get(self.tensor_keys.sample_log_prob, ())]
+        return [*MASK_KEYS, *ALSO_CALLED.get(self.tensor_keys.sample_log_prob, ())]
 
     def objective(
         self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None

@@ -13,7 +13,7 @@ import torch
 
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
-from rlcli.data.next_obs.modes import MODES, codes, instead_of, keeps_none, shares, stores_twice
+from rlcli.data.next_obs.modes import KEEPS, MODES, instead_of
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
 from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, Updates, Workload, at_once, bytes_on
@@ -21,7 +21,7 @@ from rlcli.planning.plan import MemoryFit, Mode, Plan
 from rlcli.planning.tensors import POINTER, SPARE, RunStorage, planned_batch, planned_buffer
 from rlcli.processes.memory import free_memory, size
 from rlcli.report.ledger import BUFFER, LEARNER, ROLLOUT
-from rlcli.specs.field import Field
+from rlcli.specs.field import CODED, NONE, OWN, SHARED, Field
 
 
 def places_of(run: Workload, plan: Plan, limit: int | None = None) -> list[MemoryFit]:
@@ -169,12 +169,12 @@ WORTH = 0.05  # of what is too much: less is not worth a line where another save
 def _ways(run: Workload, plan: Plan, place: MemoryFit, over: int) -> Iterator[Sequence[Change]]:
     """List for each part the changes that may make it smaller, the best first."""
     in_ram, buffer = place.name == "RAM", _stored_in_ram(plan)
-    if stores_twice(run.mode):
-        modes = [mode for mode in plan.modes if not stores_twice(mode.name) and not mode.note]
+    if KEEPS[run.mode] == OWN:
+        modes = [mode for mode in plan.modes if KEEPS[mode.name] != OWN and not mode.note]
         if in_ram and buffer:
             modes = sorted(modes, key=lambda mode: mode.buffer)
         else:
-            modes = [mode for mode in modes if shares(mode.name)]
+            modes = [mode for mode in modes if KEEPS[mode.name] == SHARED]
         yield [{"memory": mode.name} for mode in modes]
     if in_ram and buffer > over and run.storage:
         yield [{"storage.max_size": _scaled(min(run.storage.max_size, run.total_frames), buffer, over)}]
@@ -279,15 +279,15 @@ def modes_of(
 
 def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
     """Say why this mode is a bad choice for these rows."""
-    if stores_twice(mode.name) or not rows.successors:
+    if KEEPS[mode.name] == OWN or not rows.successors:
         return ""
     if (mode.buffer or mode.bytes) >= (full.buffer or full.bytes):
         return "needs no less than full"
-    whole = [key for key in rows.successors if codes(mode.name) and key in rows.stored(mode.name)]
+    whole = [key for key in rows.successors if KEEPS[mode.name] == CODED and key in rows.stored(mode.name)]
     if whole:
         return f"saves nothing on {', '.join(map(show, whole))}"
     saved = 1 - mode.per_frame / full.per_frame
-    if keeps_none(mode.name) and saved < SMALL_SAVING:
+    if KEEPS[mode.name] == NONE and saved < SMALL_SAVING:
         return f"saves {100 * saved:.0f} %: other keys dominate"
     return ""
 
@@ -298,7 +298,7 @@ def warnings_for(run: Workload, rows: RowSchema, modes: Sequence[Mode], limit: i
     note = next(m.note for m in modes if m.name == mode)
     if note:
         yield f"memory={mode} {note}; use memory={instead_of(mode)}"
-    if shares(mode) and limit and not note:
+    if KEEPS[mode] == SHARED and limit and not note:
         ends = 1 / rows.steps + 1 / limit
         if ends * (width + POINTER) + POINTER >= width > 0:
             yield (
@@ -313,5 +313,5 @@ def warnings_for(run: Workload, rows: RowSchema, modes: Sequence[Mode], limit: i
             f"policy.recurrent_backend={backend} is planned like {WITHOUT_NUMBERS[backend]}: the temporary memory "
             "of stages is approximate"
         )
-    if keeps_none(mode):
+    if KEEPS[mode] == NONE:
         yield "memory=compact uses V(s) in place of V(s') where an episode or a batch ends; memory=exact does not"

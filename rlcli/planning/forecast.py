@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.options import next_steps
 from rlcli.collectors.schema import RowSchema
-from rlcli.data.next_obs.modes import codes, shares
+from rlcli.data.next_obs.modes import KEEPS
 from rlcli.errors import in_words
 from rlcli.keys import ACTION, COLLECTOR_MASK, IS_INIT, Key
 from rlcli.learning.gradient import total_of
@@ -47,7 +47,7 @@ from rlcli.processes.memory import give_back, process_memory
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import LiveBytes
-from rlcli.specs.field import Field
+from rlcli.specs.field import CODED, SHARED, Field
 from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.noise import drawn_ahead
 
@@ -202,7 +202,7 @@ def tensors_of(
     if run.preemptive:
         fields[COLLECTOR_MASK] = Field((), torch.bool)
     rows = replace(
-        rows, fields=fields, delta_dtype=run.delta_dtype, keeps_overflows=codes(mode) and run.keeps_overflows
+        rows, fields=fields, delta_dtype=run.delta_dtype, keeps_overflows=KEEPS[mode] == CODED and run.keeps_overflows
     )
     entries: list[LedgerEntry] = []
     peaks: list[Peak] = []
@@ -221,7 +221,7 @@ def estimates_of(run: Workload, estimator: Any, mode: str) -> tuple[Mapping[Key,
     """Return what the value stage adds to a batch, and whether it keeps the index of next observations."""
     if estimator is None or run.updates is None or run.trajectories or run.updates.stored:
         return {}, False  # the batch is reported as it was collected
-    return written_by(estimator, mode), shares(mode) and estimator.value_network is not None
+    return written_by(estimator, mode), KEEPS[mode] == SHARED and estimator.value_network is not None
 
 
 def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[LedgerEntry]:
@@ -282,7 +282,7 @@ def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema
         slices, steps = updates.slices
         rows, flat = replace(rows.with_states(), lanes=slices, steps=steps), not updates.strict_length
         unknown = bool(learning.rebuilt)
-        mode = "full" if codes(mode) or unknown else mode  # what samples hold
+        mode = "full" if KEEPS[mode] == CODED or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
 
     peak_at = partial(stage_peak, estimator, rows, mode, flat=flat, unknown=unknown)

@@ -17,7 +17,7 @@ from rlcli.planning.forecast import Peak, at_once, at_peak
 from rlcli.report import figures
 from rlcli.report.figures import Table, key_cell, page, shape_cell
 from rlcli.report.ledger import LedgerEntry
-from rlcli.report.memory import BACKWARD
+from rlcli.report.view import BACKWARD
 
 
 @dataclass(frozen=True)

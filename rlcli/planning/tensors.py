@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
-from rlcli.data.next_obs.modes import keeps_none, shared, shares
+from rlcli.data.next_obs.modes import KEEPS, shared
 from rlcli.data.next_obs.rows import Successors
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.report.ledger import BUFFER, FEW_ROWS, PRIORITIES, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
-from rlcli.specs.field import Field
+from rlcli.specs.field import NONE, SHARED, Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
@@ -63,7 +63,7 @@ def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
     number, flag = Field((1,), dtype), Field((), torch.bool)
     written: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
-    return written | ({APPROXIMATED: flag} if keeps_none(mode) and estimator.value_network is not None else {})
+    return written | ({APPROXIMATED: flag} if KEEPS[mode] == NONE and estimator.value_network is not None else {})
 
 
 def trial_batch(
@@ -83,7 +83,7 @@ def trial_batch(
         last = torch.empty(rows.lanes, dtype=torch.int32, device=device)
         if device != META:
             torch.arange(rows.steps - 1, rows.frames, rows.steps, out=last)
-        ends = Successors.trusted(shape, last)
+        ends = Successors(shape, last)
         for key, field in following.items():
             columns[key] = Rows.from_ends(columns[before(key)], ends, column(field, count=rows.lanes))
     overflows, states = rows.overflows(mode), rows.states
@@ -221,7 +221,7 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     device = storage.kind.medium
     count = min(storage.max_size, storage.rows)
     fields = rows.stored(mode)
-    stacks = storage.stacks if shares(mode) else {}
+    stacks = storage.stacks if KEEPS[mode] == SHARED else {}
     held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
     coded = _packed(storage.codes, held, stacks)
     widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}

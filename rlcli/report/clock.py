@@ -23,18 +23,18 @@ OTHER = "other"
 COMPILE = "compile"  # kernels and losses, once: an interruption of whatever stage they were first called in
 
 
+@dataclass(slots=True, eq=False)
 class TimedStage:
     """One node of the stage tree; `clock(name)` hands it out and `with` opens it."""
 
-    __slots__ = ("_clock", "_measured", "_of", "children", "fractions", "name", "own_ns", "parent")
-
-    def __init__(self, clock: Clock, name: str, parent: TimedStage | None) -> None:
-        self._clock, self.name, self.parent = clock, name, parent
-        self.children: dict[str, TimedStage] = {}
-        self.own_ns = 0  # spent here since the last lap, outside every child
-        self.fractions: dict[str, float] = {}  # how a sampled loop divided this stage's own time
-        self._measured: dict[str, float] = {}
-        self._of = 0.0
+    _clock: Clock
+    name: str
+    parent: TimedStage | None
+    children: dict[str, TimedStage] = field(default_factory=dict)
+    own_ns: int = 0  # spent here since the last lap, outside every child
+    fractions: dict[str, float] = field(default_factory=dict)  # how a sampled loop divided this stage's own time
+    _measured: dict[str, float] = field(default_factory=dict)
+    _of: float = 0.0
 
     def __enter__(self) -> TimedStage:
         self._clock._switch(self)
@@ -205,16 +205,17 @@ _WORDS = {
 }
 
 
+@dataclass(eq=False)
 class Compiling:
     """Say once what this thread compiles in this context, and charge the time to a stage of `clock`."""
 
-    def __init__(self, say: Callable[[str], object], clock: Clock | None = None) -> None:
-        self._say, self._clock = say, clock
-        self._said: set[str] = set()
-        self._resume: Callable[[], None] | None = None
-        self._thread = threading.get_ident()
-        self._depth = 0
-        self._torch: Any = None  # its compiler's callbacks, once that is there
+    say: Callable[[str], object]
+    clock: Clock | None = None
+    _said: set[str] = field(default_factory=set)
+    _resume: Callable[[], None] | None = None
+    _thread: int = field(default_factory=threading.get_ident)
+    _depth: int = 0
+    _torch: Any = None  # its compiler's callbacks, once that is there
 
     def __enter__(self) -> Compiling:
         from numba.core import event  # half a second, but for whoever opens this, kernels follow
@@ -253,10 +254,10 @@ class Compiling:
         self._depth += 1
         if self._depth > 1:
             return
-        self._resume = None if self._clock is None else self._clock.interrupt(COMPILE)
+        self._resume = None if self.clock is None else self.clock.interrupt(COMPILE)
         if who not in self._said:
             self._said.add(who)
-            self._say(_WORDS[who])
+            self.say(_WORDS[who])
 
     def _leave(self, *args: object) -> None:
         if threading.get_ident() != self._thread or not self._depth:

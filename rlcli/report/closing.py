@@ -16,8 +16,8 @@ from rlcli.errors import ResourceError
 from rlcli.report import figures
 from rlcli.report.clock import COMPILE
 from rlcli.report.figures import Table, key_cell, shape_cell, wrapped
-from rlcli.report.memory import BACKWARD, VALUES, measured_rows
 from rlcli.report.tally import WINDOW
+from rlcli.report.view import BACKWARD, VALUES, measured_rows
 
 if TYPE_CHECKING:  # reading a summary must not wait for rich
     from rich.console import RenderableType

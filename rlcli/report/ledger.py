@@ -7,7 +7,7 @@ observations inside a lazy next observation are not counted twice. Nothing here 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,12 +47,12 @@ class LedgerEntry:
         return asdict(self) | {"shape": list(self.shape)}
 
 
+@dataclass
 class Ledger:
     """Hold the entries of all components, and the most that each has held."""
 
-    def __init__(self) -> None:
-        self.entries: list[LedgerEntry] = []
-        self._peaks: dict[tuple[str, str], int] = {}
+    entries: list[LedgerEntry] = field(default_factory=list)
+    _peaks: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def read(self, entries: Iterable[LedgerEntry]) -> None:
         """Take the present state, every component's lines."""
@@ -83,17 +83,17 @@ class Ledger:
         return sum(entry.saved for entry in self.entries)
 
 
+@dataclass
 class Claims:
     """Record the addresses already counted; `foretold`: count the meta device's tensors as if they had memory."""
 
-    def __init__(self, foretold: bool = False) -> None:
-        self._foretold = foretold
-        self._taken: dict[str, list[tuple[int, int]]] = {}
+    foretold: bool = False
+    _taken: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def claim(self, tensor: Tensor) -> int:
         """Return the bytes between the tensor's first and last element that nobody claimed before."""
         without_memory = tensor.device.type == "meta"
-        if not tensor.numel() or (without_memory and not self._foretold):
+        if not tensor.numel() or (without_memory and not self.foretold):
             return 0
         reach = sum((size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
         if without_memory:  # every storage is a place of its own
@@ -170,24 +170,24 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
         return []
     rows = max(len(ring), 1)
     # bytes held for each byte of a row: fewer than rows where compressed
-    share = storage.nbytes / max(sum(field.width for field in storage.fields.values()), 1)
+    share = storage.nbytes / max(sum(kind.width for kind in storage.fields.values()), 1)
 
-    def entry(key: str, nbytes: int, field: Field | None = None, device: str = "", **more: Any) -> LedgerEntry:
-        shape, dtype = ((), "") if field is None else ((rows, *field.shape), dtype_name(field.dtype))
+    def entry(key: str, nbytes: int, kind: Field | None = None, device: str = "", **more: Any) -> LedgerEntry:
+        shape, dtype = ((), "") if kind is None else ((rows, *kind.shape), dtype_name(kind.dtype))
         return LedgerEntry(BUFFER, key, nbytes, shape, dtype, device, per_frame=nbytes / rows, **more)
 
     entries = []
-    for key, field in ring.fields.items():
+    for key, kind in ring.fields.items():
         width = ring.contents.width(key)
         nbytes = 0 if width is None else round(share * width)
-        note = "exact" if width is None else "" if width == field.width else "packed"
+        note = "exact" if width is None else "" if width == kind.width else "packed"
         note = "one frame per row" if key in ring.stacks else note
-        saved = 0 if width == field.width else rows * field.width - nbytes
-        entries.append(entry(show(key), nbytes, field, str(storage.device), saved=saved, note=note))
+        saved = 0 if width == kind.width else rows * kind.width - nbytes
+        entries.append(entry(show(key), nbytes, kind, str(storage.device), saved=saved, note=note))
     few = ring.sparse_fields()
-    for key, (field, nbytes) in few.items():
-        saved, note = kept_few(key, rows * field.width, nbytes)
-        entries.append(entry(show(key), nbytes, field, "cpu", saved=saved, note=note))
+    for key, (kind, nbytes) in few.items():
+        saved, note = kept_few(key, rows * kind.width, nbytes)
+        entries.append(entry(show(key), nbytes, kind, "cpu", saved=saved, note=note))
     index_bytes = ring.nbytes - storage.nbytes - sum(nbytes for _, nbytes in few.values())
     entries.append(entry("index", index_bytes, saved=-index_bytes if ring.exact else 0))
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
@@ -199,12 +199,8 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
 
 def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry:
     """Return a lazy next observation's line: its extra rows and index; the observations belong to their key."""
-    nbytes, ends = claims.claim(value.extra), value.ends
-    if ends is not None:
-        nbytes += claims.claim(ends)
-    if ends is None or value.nbytes_held > value.extra.nbytes + ends.nbytes:  # else nothing has built the index
-        nbytes += claims.claim(value.index)
-    nbytes += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
+    # of the observations nothing, unless the batch dropped them
+    nbytes = sum(claims.claim(x) for x in (*value.held(), value.obs))
     full = value.numel() * value.element_size()
     saved, note = kept_few(key, full, nbytes) if value.sparse else (full - nbytes, "exact")
     return LedgerEntry(ROLLOUT, show(key), nbytes, *_describe(value), per_frame=nbytes / frames, saved=saved, note=note)

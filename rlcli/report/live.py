@@ -20,10 +20,9 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from rlcli.report import closing, figures
-from rlcli.report.memory import MemoryRow
 from rlcli.report.plain import cells as cells_of_workers
 from rlcli.report.plain import infos
-from rlcli.report.view import EVALUATION, LEAST, Snapshot, View
+from rlcli.report.view import EVALUATION, LEAST, MemoryRow, Snapshot, View
 
 GAP, LEARNING_WIDTH = 3, 37
 THROUGHPUT_WIDTH = 33  # at least: a stage that comes later must not move its neighbours

@@ -1,12 +1,14 @@
 """Measure what is held for a moment on top of what stays: operation by operation, or as told by who gave the memory.
 
 `LiveBytes` counts what a block of code makes, on the meta device too: that is how a peak is known before a run.
-`LargestPeak` measures a stage at its largest batch, `DevicePeaks` every stage on a device, `ProcessPeak` a whole run.
+`LargestPeak` measures a stage at its largest batch, `device_peaks` every stage on a device, `ProcessPeak` a whole run.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.utils._pytree import tree_iter
 
 from rlcli.processes.memory import give_back, process_memory
 
+CPU = torch.device("cpu")
 GIVEN_BACK = 32 << 20  # glibc's largest threshold for blocks that are mapped on their own
 
 
@@ -52,14 +55,16 @@ class LiveBytes(TorchDispatchMode):
         self._small += nbytes if abs(nbytes) < GIVEN_BACK else 0
 
 
+@dataclass(eq=False)
 class LargestPeak:
     """Measure a stage at each batch larger than any before: `bytes` held at its worst moment beyond what stays."""
 
-    def __init__(self, device: torch.device | str = "cpu", cuda=torch.cuda) -> None:
-        self.device, self._cuda = torch.device(device), cuda
-        self.bytes: int | None = None
-        self._rows = self._largest = 0
-        self._live: LiveBytes | None = None
+    device: torch.device = CPU
+    cuda: Any = torch.cuda
+    bytes: int | None = None
+    _rows: int = 0
+    _largest: int = 0
+    _live: LiveBytes | None = None
 
     def of(self, rows: int) -> LargestPeak:
         self._rows = rows
@@ -68,7 +73,7 @@ class LargestPeak:
     def __enter__(self) -> LargestPeak:
         if self._rows > self._largest:
             if self.device.type == "cuda":
-                self._cuda.reset_peak_memory_stats(self.device)
+                self.cuda.reset_peak_memory_stats(self.device)
             else:
                 self._live = LiveBytes()
                 self._live.__enter__()
@@ -82,27 +87,20 @@ class LargestPeak:
             live.__exit__(*error)
         if error[0] is not None:
             return
-        cuda, device = self._cuda, self.device
+        cuda, device = self.cuda, self.device
         peak = live.peak - live.now if live else cuda.max_memory_allocated(device) - cuda.memory_allocated(device)
         self.bytes, self._largest = max(self.bytes or 0, peak), self._rows
 
 
-class DevicePeaks:
-    """Record peak allocated bytes by top-level stage, as a `Clock.watch` that resets torch's peak counter."""
+def device_peaks(device: torch.device, by_stage: dict[str, int], cuda: Any = torch.cuda) -> Callable[[str], None]:
+    """Return a `Clock.watch` that notes peak allocated bytes by top-level stage, and resets torch's peak counter."""
+    cuda.reset_peak_memory_stats(device)
 
-    def __init__(self, device: torch.device | str, cuda=torch.cuda) -> None:
-        self.device, self._cuda = torch.device(device), cuda
-        self.by_stage: dict[str, int] = {}
-        cuda.reset_peak_memory_stats(self.device)
+    def note(stage: str) -> None:
+        by_stage[stage] = max(by_stage.get(stage, 0), cuda.max_memory_allocated(device))
+        cuda.reset_peak_memory_stats(device)
 
-    def __call__(self, stage: str) -> None:
-        peak = self._cuda.max_memory_allocated(self.device)
-        self.by_stage[stage] = max(self.by_stage.get(stage, 0), peak)
-        self._cuda.reset_peak_memory_stats(self.device)
-
-    @property
-    def peak(self) -> int:
-        return max(self.by_stage.values(), default=0)
+    return note
 
 
 class ProcessPeak:

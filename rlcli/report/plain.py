@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rlcli.report import figures
 from rlcli.report.clock import Spent
 from rlcli.report.figures import WIDTH, wrapped
-from rlcli.report.view import EVALUATION, Snapshot, View
-
-if TYPE_CHECKING:
-    from rlcli.report.memory import MemoryRow
-    from rlcli.report.workers import WorkerRow
+from rlcli.report.view import EVALUATION, MemoryRow, Snapshot, View, WorkerRow
 
 DETAILS_EVERY = 10  # lines
 INDENT = 16  # columns, of details

@@ -22,10 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-import torch
 from tensordict import TensorDictBase
-from torch import nn
-from torch.optim import Optimizer
 
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.errors import ConfigError
@@ -34,14 +31,13 @@ from rlcli.report.clock import OTHER, Clock, Compiling, Spent
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport
 from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
-from rlcli.report.tally import EpisodeStats, Figure, Tally
-from rlcli.report.view import EVALUATION, Snapshot, View, shown
+from rlcli.report.tally import Figure, Tally
 from rlcli.report.workers import Workers
 from rlcli.vec_envs.vec_env import SUCCESS
 
 if TYPE_CHECKING:
-    from rlcli.modules.recurrent.sequences import LargestSaved
     from rlcli.report.events import Logger
+    from rlcli.report.view import Snapshot, View
     from rlcli.report.workers import WorkerReadings
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
@@ -78,7 +74,8 @@ class Reporter:
         self.folder = None if folder is None else Path(folder)
         self.clock = Clock()
         self.tally, self.memory, self.workers = Tally(), MemoryReport(facts.obs_keys, facts.next_obs), Workers()
-        self._view: View = open_view(console, stream)
+        self._view = None if console == "off" else open_view(console, stream)
+        self.redraws = self._view is not None and self._view.redraws
         self._metrics = (
             None
             if self.folder is None
@@ -90,28 +87,10 @@ class Reporter:
         self._next_ledger = 0.0
         self._compiling = Compiling(self.say, self.clock)
 
-    @property
-    def episodes(self) -> EpisodeStats:
-        return self.tally.episodes
-
-    @property
-    def redraws(self) -> bool:
-        return self._view.redraws
-
-    def watch(
-        self,
-        modules: Mapping[str, nn.Module],
-        optimizer: Optimizer | None = None,
-        device: torch.device | str = "cpu",
-        saved: Sequence[LargestSaved] = (),
-    ) -> None:
-        """Show a learner's parameters, optimizer state, what its layers save and, on CUDA, its device's peaks."""
-        self.clock.watch = self.memory.watch(modules, optimizer, device, saved)
-
     def start(self, *lines: str) -> None:
         """Print `lines`, start the clock, show the empty view."""
         for text in lines:
-            self._view.say(text)
+            self.say(text)
         if self._episode_log is not None:
             self._episode_log.begin()
         if self._metrics is not None:
@@ -120,7 +99,7 @@ class Reporter:
                 self._metrics.settings(self.facts.settings)
         self.clock.start()
         self.memory.process.read()
-        if self._view.redraws:
+        if self._view is not None and self.redraws:
             self._view.show(self.snapshot())
 
     def batch(
@@ -143,22 +122,24 @@ class Reporter:
             done = batch.get(DONE, None) if done is None else done
             ended = self.tally.batch(frames, learning, reward=reward, done=done, **counted)
             last = self.tally.frames >= self.facts.total_frames
-            due = self._view.due() or last  # what comes after the last batch, an evaluation, is said after its line
+            view = self._view
+            if view is not None and not (view.due() or last):  # an evaluation after the last one is said after its line
+                view = None
             now = time.monotonic()
-            if due or now >= self._next_ledger:
+            if view is not None or last or now >= self._next_ledger:
                 self._next_ledger = now + LEDGER_EVERY
                 self.memory.read(batch, others)
             for text, times in self.workers.replaced(workers):
                 self.warn("workers", text, times)
-            if due:
+            if view is not None:
                 self.workers.read(workers, restarts)
         spent = self.clock.lap(frames)
         with self.clock(OTHER), self.clock("log"):
             if self._metrics is not None:
                 self._metrics.write(self._record(spent, ended))
             self._log_episodes()
-            if due:
-                self._view.show(self.snapshot())
+            if view is not None:
+                view.show(self.snapshot())
 
     def rest(self, frames: int, **counted: Any) -> None:
         """Count frames after the last report, for the summary alone: a resumed run reports them with those after."""
@@ -167,16 +148,17 @@ class Reporter:
         self.clock.lap(frames)
 
     def _log_episodes(self) -> None:
-        ended = self.episodes.take()
+        ended = self.tally.episodes.take()
         if self._episode_log is not None:
             self._episode_log.write(ended, self.clock.elapsed())
 
     def say(self, text: str) -> None:
-        self._view.say(text)
+        if self._view is not None:
+            self._view.say(text)
 
     def warn(self, kind: str, text: str, count: int = 1) -> None:
         """Count a warning; its first text is shown once, the count at the end."""
-        if self.tally.warn(kind, text, count):
+        if self.tally.warn(kind, text, count) and self._view is not None:
             self._view.warn(text)
 
     def out_of_bounds(self, news: Iterable[tuple[str, str, int]], where: str = "") -> None:
@@ -192,7 +174,9 @@ class Reporter:
             self._episode_log.flush()
 
     def snapshot(self) -> Snapshot:
-        facts, tally, episodes = self.facts, self.tally, self.episodes
+        from rlcli.report.view import EVALUATION, Snapshot, shown
+
+        facts, tally, episodes = self.facts, self.tally, self.tally.episodes
         infos = episodes.infos
         return Snapshot(
             title=facts.title,
@@ -224,12 +208,13 @@ class Reporter:
         from rlcli.report import closing
 
         self.clock.lap()
-        for key in self.facts.info_keys if self.episodes.episodes else ():
-            if key != SUCCESS and key not in self.episodes.infos.get("info", {}):
+        for key in self.facts.info_keys if self.tally.episodes.episodes else ():
+            if key != SUCCESS and key not in self.tally.episodes.infos.get("info", {}):
                 self.tally.warn(
                     f"info {key}", f"env.info_keys: no episode ended with a number or flag {key!r} in its info"
                 )
-        self._view.close(self.snapshot() if self.tally.frames else None)
+        if self._view is not None:
+            self._view.close(self.snapshot() if self.tally.frames else None)
         if self._metrics is not None:  # first: the summary holds the warning where a logger fails
             played = facts.get("evaluation")
             self._metrics.evaluation(self.tally.frames, played if isinstance(played, Mapping) else {})
@@ -237,7 +222,8 @@ class Reporter:
         summary = self._summary(status, commands or {}) | facts
         if self.folder is not None:
             closing.write(self.folder, summary)
-        self._view.report(summary)
+        if self._view is not None:
+            self._view.report(summary)
         return summary
 
     def __enter__(self) -> Reporter:
@@ -247,7 +233,8 @@ class Reporter:
     def __exit__(self, *exc: object) -> None:
         """Give the terminal and the files back, whatever happened; says nothing."""
         self._compiling.__exit__(*exc)
-        self._view.close()
+        if self._view is not None:
+            self._view.close()
         if self._metrics is not None:
             self._metrics.close()
 
@@ -262,7 +249,7 @@ class Reporter:
             self._episode_log.rows = int(state.get("logged", 0))
 
     def _record(self, spent: Spent, ended: tuple[float | None, float | None]) -> dict:
-        tally, episodes = self.tally, self.episodes
+        tally, episodes = self.tally, self.tally.episodes
         return {
             "frames": tally.frames,
             "iteration": tally.iteration,
@@ -284,7 +271,7 @@ class Reporter:
         }
 
     def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
-        facts, tally, episodes = self.facts, self.tally, self.episodes
+        facts, tally, episodes = self.facts, self.tally, self.tally.episodes
         self.memory.process.read()
         learning = {
             "return": episodes.mean_return,
@@ -334,11 +321,11 @@ def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
     return "live" if draws and encodes else "plain"
 
 
-def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
-    """Build the view that `console` means on this stream (`sys.stdout` by default)."""
+def open_view(console: str = "auto", stream: TextIO | None = None) -> View | None:
+    """Build the view that `console` means on this stream (`sys.stdout` by default); None where nothing is shown."""
     stream = sys.stdout if stream is None else stream
     if stream is None or console == "off":  # no stream: a program without a console
-        return View()
+        return None
     if chosen(console, stream) == "live":
         from rlcli.report.live import LiveView
 

@@ -7,9 +7,10 @@ it all the reporter says.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,19 +44,21 @@ def info_figures(means: Mapping[str, float]) -> dict[str, Any]:
     return rate | ({"info": others} if others else {})
 
 
-class EpisodeStats:
-    """Sum up finished episodes of batches `[N, T, 1]` or `[T, 1]`; means are over the last `window`."""
+_LAST: Callable[[], deque[Any]] = partial(deque, maxlen=WINDOW)
 
-    def __init__(self, window: int = WINDOW) -> None:
-        self.episodes = 0
-        self.best: float | None = None
-        self.fresh: list[Episode] = []
-        self._window = window
-        self._infos: dict[str, deque[float]] = {}
-        self._returns: deque[float] = deque(maxlen=window)
-        self._lengths: deque[int] = deque(maxlen=window)
-        self._open_return: np.ndarray = np.zeros(0)
-        self._open_length: np.ndarray = np.zeros(0, np.int64)
+
+@dataclass(eq=False)
+class EpisodeStats:
+    """Sum up finished episodes of batches `[N, T, 1]` or `[T, 1]`; means are over the last `WINDOW`."""
+
+    episodes: int = 0
+    best: float | None = None
+    fresh: list[Episode] = field(default_factory=list)
+    _infos: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(_LAST))
+    _returns: deque[float] = field(default_factory=_LAST)
+    _lengths: deque[int] = field(default_factory=_LAST)
+    _open_return: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    _open_length: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def update(
         self, reward, done, lanes: range | None = None, told: Sequence[tuple[int, Ended]] = ()
@@ -111,7 +114,7 @@ class EpisodeStats:
                 env = int(lane) + (0 if lanes is None else lanes.start)
                 self.fresh.append(Episode(frames, env, end.seed, float(total), int(length), end.terminated, end.info))
                 for key, value in end.info.items():
-                    self._infos.setdefault(key, deque(maxlen=self._window)).append(value)
+                    self._infos[key].append(value)
         return sums, lengths
 
     def take(self) -> list[Episode]:
@@ -164,7 +167,9 @@ class EpisodeStats:
         self._returns.extend(state["returns"])
         self._lengths.clear()
         self._lengths.extend(state["lengths"])
-        self._infos = {key: deque(values, maxlen=self._window) for key, values in state.get("infos", {}).items()}
+        self._infos.clear()
+        for key, values in state.get("infos", {}).items():
+            self._infos[key].extend(values)
         self._open_return = np.array(state["open_return"], np.float64)
         self._open_length = np.array(state["open_length"], np.int64)
 
@@ -183,14 +188,14 @@ def _lanes(column) -> np.ndarray:
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1]) if array.ndim else array.reshape(1, 1)
 
 
+@dataclass
 class Curve:
     """Keep points over a whole run, at most `capacity` (an even number) of them."""
 
-    def __init__(self, capacity: int = 128) -> None:
-        self._capacity = capacity
-        self._points: list[float] = []
-        self._stride = 1  # values a point stands for
-        self._pending: list[float] = []
+    capacity: int = 128
+    _points: list[float] = field(default_factory=list)
+    _stride: int = 1  # values a point stands for
+    _pending: list[float] = field(default_factory=list)
 
     def add(self, value: float) -> None:
         self._pending.append(value)
@@ -198,7 +203,7 @@ class Curve:
             return
         self._points.append(sum(self._pending) / self._stride)
         self._pending.clear()
-        if len(self._points) == self._capacity:
+        if len(self._points) == self.capacity:
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
             self._points = [(a + b) / 2 for a, b in pairs]
             self._stride *= 2
@@ -238,17 +243,20 @@ APPROXIMATED = "V(s) was used in place of V(s'): memory=compact stores no next o
 DROPPED = "a row was not learned from: raise value.shifted_budget to make room for its next observation"
 
 
+@dataclass
 class Tally:
     """Count over all sessions of a run; `boundary` rows lack their successor below (None before ends are shown)."""
 
-    def __init__(self) -> None:
-        self.frames = self.iteration = 0
-        self.episodes, self.curve, self.evaluations = EpisodeStats(), Curve(), Curve()
-        self.evaluated: float | None = None
-        self.boundary: int | None = None
-        self.valued = ValueRows()
-        self.learning: dict[str, Figure] = {}
-        self.warnings: dict[str, tuple[str, int]] = {}
+    frames: int = 0
+    iteration: int = 0
+    episodes: EpisodeStats = field(default_factory=EpisodeStats)
+    curve: Curve = field(default_factory=Curve)
+    evaluations: Curve = field(default_factory=Curve)
+    evaluated: float | None = None
+    boundary: int | None = None
+    valued: ValueRows = field(default_factory=ValueRows)
+    learning: dict[str, Figure] = field(default_factory=dict)
+    warnings: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def batch(
         self, frames: int, learning: Mapping[str, Figure] | None, **counted: Any

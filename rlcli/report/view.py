@@ -5,15 +5,13 @@ A snapshot holds what there is to show at one moment in plain values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, SupportsFloat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import SupportsFloat
 
+from rlcli.keys import Key, delta_key, kept_key, scale_key, show, under_next
 from rlcli.report.clock import Spent
-
-if TYPE_CHECKING:
-    from rlcli.report.memory import MemoryRow
-    from rlcli.report.workers import WorkerRow
+from rlcli.report.ledger import ROLLOUT, Ledger
 
 # the figures of an update that views show, with their short names; metrics.jsonl holds all of them under its own
 LEARNING = {
@@ -35,6 +33,25 @@ LEARNING = {
 }
 LEAST = ("lr", "policy loss", "value loss", "loss", "alpha")  # what a terminal without room for all goes without
 EVALUATION = "evaluation return"
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One line of the memory column; None prints as a dash or not at all."""
+
+    label: str
+    now: int | None
+    peak: int | None = None
+    saved: int | None = None
+
+
+@dataclass(frozen=True)
+class WorkerRow:
+    """One worker in a view; its rate in frames a second, None before there are two readings."""
+
+    rate: float | None
+    lag: int | None = None
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +117,7 @@ def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
 
 
 class View:
-    """Show nothing, as the base of views; `redraws`: a state is drawn over the last one, so at any time."""
+    """Base of views; `redraws`: a state is drawn over the last one, so at any time."""
 
     redraws = False
 
@@ -120,3 +137,65 @@ class View:
 
     def report(self, summary: Mapping) -> None:
         """Print the closing report; after `close`."""
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+WORKERS = "worker processes"  # beside the process: those that step the envs
+VALUES, BACKWARD = "value estimates", "recurrent activations"  # lines of memory that is held for a moment
+_FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
+
+
+def memory_rows(
+    ledger: Ledger, obs_keys: Iterable[Key], measured: Mapping[str, Mapping] | None = None, next_obs: str = ""
+) -> list[MemoryRow]:
+    """Return the ledger in bytes, folded, and `measured_rows`.
+
+    The batch has a line for each observation and its next one, and one for its rest.
+    """
+    obs_keys = list(obs_keys)
+    obs = {show(key) for key in obs_keys}
+    following = {show(name(key)) for key in obs_keys for name in (under_next, delta_key, scale_key, kept_key)}
+    groups: dict[str, MemoryRow] = {}
+    for entry in ledger.entries:
+        label = entry.component
+        if entry.component == ROLLOUT:
+            label = "obs" if entry.key in obs else "next.obs" if entry.key in following else "rest of batch"
+        row = groups.get(label, MemoryRow(label, 0, 0, 0))
+        assert row.now is not None and row.peak is not None and row.saved is not None
+        groups[label] = MemoryRow(label, row.now + entry.bytes, row.peak + entry.peak, row.saved + entry.saved)
+    rows = []
+    for row in sorted(groups.values(), key=lambda row: _FIRST.get(row.label, len(_FIRST))):
+        label = row.label
+        if label == "next.obs" and next_obs:
+            label += f" {next_obs}"
+        rows.append(MemoryRow(label, row.now, row.peak if row.peak != row.now else None, row.saved or None))
+    if measured is None:
+        return rows
+    worth = 0.01 * measured["process"]["peak"]  # less is not shown
+    rows += measured_rows(measured)
+    return [row if row.saved and row.saved >= worth else replace(row, saved=None) for row in rows]
+
+
+def measured_rows(summary: Mapping[str, Mapping]) -> list[MemoryRow]:
+    """Return lines of what a summary of memory has beside the ledger: devices, stages, the process, the plan."""
+    rows = [MemoryRow(device, None, peak) for device, peak in summary.get("devices", {}).items()]
+    for name, label in (("value_stage", VALUES), ("backward", BACKWARD)):
+        if stage := summary.get(name):
+            planned, measured = stage["planned"], stage["measured"]
+            rows.append(MemoryRow(label, None, measured, stage.get("saved")))
+            if planned is not None:
+                rows.append(MemoryRow(_planned(planned, measured), None, planned))
+    process = summary["process"]
+    label = "process RSS, sampled" if process.get("sampled") else "process RSS"
+    rows.append(MemoryRow(label, process["now"], process["peak"]))
+    if planned := process.get("planned"):
+        rows.append(MemoryRow(_planned(planned, process["peak"]), None, planned))
+    if workers := process.get("workers"):
+        rows.append(MemoryRow(WORKERS, workers))
+    return rows
+
+
+def _planned(planned: int, measured: int | None) -> str:
+    """Return the label of a plan's figure for the line above, and how far off it was."""
+    off = f" {100 * (measured - planned) / planned:+.1f} %" if measured and planned else ""
+    return f"  planned{off}"

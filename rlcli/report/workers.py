@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Protocol
+
+    from rlcli.report.view import WorkerRow
 
     class WorkerReadings(Protocol):
         """Readings of a worker: `frames` so far, skipped ones included; `lag` in publications, None without weights."""
@@ -24,24 +26,15 @@ if TYPE_CHECKING:
 WINDOW = 5.0  # seconds that a rate looks back on
 
 
-@dataclass(frozen=True)
-class WorkerRow:
-    """One worker in a view; its rate in frames a second, None before there are two readings."""
-
-    rate: float | None
-    lag: int | None = None
-    restarts: int = 0
-
-
+@dataclass(eq=False)
 class Workers:
     """Follow the workers of one session: `rows` as read last, and all `restarts` by then."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._readings: deque[tuple[float, list[int]]] = deque()
-        self._told: list[tuple[int, int]] = []  # restarts and lost frames that were said, or were there at the start
-        self.rows: list[WorkerRow] = []
-        self.restarts = 0
+    now: Callable[[], float] = time.monotonic
+    rows: Sequence[WorkerRow] = ()
+    restarts: int = 0
+    _readings: deque[tuple[float, list[int]]] = field(default_factory=deque)
+    _told: Sequence[tuple[int, int]] = ()  # restarts and lost frames that were said, or were there at the start
 
     def begin(self, workers: Sequence[WorkerReadings]) -> None:
         """Read what the workers did before the first batch, which is no news."""
@@ -50,7 +43,12 @@ class Workers:
 
     def read(self, workers: Sequence[WorkerReadings], restarts: Sequence[tuple[int, int]] = ()) -> None:
         """Take the present state; `restarts`: of each process that steps envs, and how many frames those have lost."""
-        now, frames = self._now(), [worker.frames for worker in workers]
+        self.restarts = sum(times for times, _ in restarts)
+        if not workers:  # this process collects
+            return
+        from rlcli.report.view import WorkerRow
+
+        now, frames = self.now(), [worker.frames for worker in workers]
         while len(self._readings) > 1 and now - self._readings[1][0] >= WINDOW:
             self._readings.popleft()
         self._readings.append((now, frames))
@@ -58,7 +56,6 @@ class Workers:
         seconds = now - began
         rates = [(n - m) / seconds if seconds > 0 else None for n, m in zip(frames, before, strict=True)]
         self.rows = [WorkerRow(rate, w.lag, w.restarts) for rate, w in zip(rates, workers, strict=True)]
-        self.restarts = sum(times for times, _ in restarts)
 
     def replaced(self, workers: Sequence[WorkerReadings]) -> Iterator[tuple[str, int]]:
         """Yield a sentence and a count for each worker replaced since the last call."""

@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli.data.files.checkpoints import BUFFER, FOLDERS, STATE, TENSORS, gone, read_manifest, read_state
+from rlcli.data.files.checkpoint_reader import BUFFER, FOLDERS, STATE, TENSORS, gone, read_manifest, read_state
 from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.row_files import LiveRows, RowFiles
 from rlcli.data.files.sealed_folder import MANIFEST as MANIFEST
@@ -151,7 +151,7 @@ def newest(run: Run) -> Checkpoint:
 
 
 def gone_before(loaded: Checkpoint) -> str | None:
-    """Return `data.files.checkpoints.gone`'s sentence; None where a newer one is damaged, which is told already."""
+    """Return `checkpoint_reader.gone` of it; None where a newer one is damaged, which is told already."""
     return None if loaded.skipped else gone(loaded.path)
 
 

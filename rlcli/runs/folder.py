@@ -32,7 +32,7 @@ from rlcli.config.problem import spell
 from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
 from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
-from rlcli.processes.lock import ProcessLock, hold, let_go
+from rlcli.processes.lock import hold, let_go
 from rlcli.report.metrics import read_metrics
 from rlcli.runs.provenance import git_state, versions
 
@@ -81,7 +81,7 @@ class Run:
     @property
     def checkpoints(self) -> list[Path]:
         """Return finished checkpoint folders, oldest first, unverified."""
-        from rlcli.data.files.checkpoints import FOLDERS  # imports torch
+        from rlcli.data.files.checkpoint_reader import FOLDERS  # imports torch
 
         return FOLDERS.paths(self.path / CHECKPOINTS)
 
@@ -383,47 +383,32 @@ class Holder:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
-class RunLock:
-    """Hold a run folder for this process; `acquire` raises ResourceError with the holder's pid if another has it."""
-
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
-        self._lock: ProcessLock | None = None
-
-    def acquire(self) -> RunLock:
-        path = self.folder / LOCK
-        try:
-            since = datetime.now().astimezone().isoformat(timespec="seconds")
-            myself = Holder(os.getpid(), socket.gethostname(), psutil.Process().create_time(), since)
-            self._lock = hold(path, json.dumps(asdict(myself)), 0o644)
-        except BlockingIOError as error:
-            holder = read_holder(self.folder)
-            raise ResourceError(
-                "the run folder is in use",
-                where=str(self.folder),
-                why=f"held by {holder}" if holder else "held by another process",
-                fix="Wait for it"
-                + (f", stop it (kill {holder.pid})" if holder else "")
-                + ", or choose another run.dir.",
-            ) from error
-        except OSError as error:
-            raise ResourceError(
-                "cannot lock the run folder",
-                where=str(self.folder),
-                why=error.strerror or str(error),
-                fix="Give write permission, or choose another run.dir.",
-            ) from error
-        return self
-
-    def release(self) -> None:
-        """Give the folder back; does nothing when it is not held, by a forked child for one."""
-        if self._lock is not None:
-            let_go(self._lock)
-
-    __enter__ = acquire
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
+@contextlib.contextmanager
+def locked(folder: Path | str) -> Iterator[None]:
+    """Hold a run folder for this process; raise ResourceError with the holder's pid if another has it."""
+    try:
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        myself = Holder(os.getpid(), socket.gethostname(), psutil.Process().create_time(), since)
+        lock = hold(Path(folder) / LOCK, json.dumps(asdict(myself)), 0o644)
+    except BlockingIOError as error:
+        holder = read_holder(folder)
+        raise ResourceError(
+            "the run folder is in use",
+            where=str(folder),
+            why=f"held by {holder}" if holder else "held by another process",
+            fix="Wait for it" + (f", stop it (kill {holder.pid})" if holder else "") + ", or choose another run.dir.",
+        ) from error
+    except OSError as error:
+        raise ResourceError(
+            "cannot lock the run folder",
+            where=str(folder),
+            why=error.strerror or str(error),
+            fix="Give write permission, or choose another run.dir.",
+        ) from error
+    try:
+        yield
+    finally:
+        let_go(lock)
 
 
 def read_holder(folder: Path | str) -> Holder | None:

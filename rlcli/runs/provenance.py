@@ -45,7 +45,8 @@ _SETTINGS = r"^core\.(filemode|symlinks|ignorecase|precomposeunicode|autocrlf|eo
 def versions() -> dict[str, str]:
     """Return versions of Python, the platform and the installed ones of the packages above."""
     facts = {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine()}
-    return facts | _installed([*ALWAYS, *itertools.chain(*IF_LOADED.values()), *LISTED])
+    names = [*ALWAYS, *itertools.chain(*IF_LOADED.values()), *LISTED]
+    return facts | {name: version for name in names if (version := _version(name)) is not None}
 
 
 def surroundings(
@@ -73,7 +74,8 @@ def surroundings(
         if (module in sys.modules if like is None else name in like)
     ]
     roots = [package.partition(".")[0] for package in packages]
-    return facts | _installed(dict.fromkeys([*ALWAYS, *names, *roots, *LISTED]))
+    known = {name: version for name in (*ALWAYS, *names, *roots, *LISTED) if (version := _version(name)) is not None}
+    return facts | known
 
 
 def decides_bits(name: str, was: str | None, now: str | None) -> bool:
@@ -81,10 +83,6 @@ def decides_bits(name: str, was: str | None, now: str | None) -> bool:
     if name == "python" and was and now:
         return was.split(".")[:2] != now.split(".")[:2]
     return name not in _HARMLESS and was != now
-
-
-def _installed(packages: Iterable[str]) -> dict[str, str]:
-    return {name: version for name in packages if (version := _version(name)) is not None}
 
 
 @cache  # looking all of them up takes 20 ms

@@ -32,7 +32,9 @@ def state() -> dict[str, Any]:
         "python": {"version": version, "words": np.fromiter(words, np.uint32, len(words)), "gauss": gauss},
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        **{kind: _on(kind) for kind in ACCELERATORS},
+        "cuda": [*torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else [],
+        "mps": [torch.mps.get_rng_state()] if torch.backends.mps.is_available() else [],  # nobody says if it was used
+        "xpu": [*torch.xpu.get_rng_state_all()] if torch.xpu.is_initialized() else [],
     }
 
 
@@ -48,14 +50,6 @@ def restore(saved: Mapping[str, Any]) -> None:
         if streams and here.is_available():
             for index, words in enumerate(streams[: getattr(torch, kind).device_count()]):
                 getattr(torch, kind).set_rng_state(words, f"{kind}:{index}")
-
-
-def _on(kind: str) -> list[torch.Tensor]:
-    """Return the stream of each device of a kind; none where nothing was computed on them."""
-    module = getattr(torch, kind)
-    if kind == "mps":  # one device, and nobody says whether it was used
-        return [module.get_rng_state()] if torch.backends.mps.is_available() else []
-    return list(module.get_rng_state_all()) if module.is_initialized() else []
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -37,8 +38,8 @@ from rlcli.runs.folder import (
     EVIDENCE,
     LOCK,
     Run,
-    RunLock,
     create,
+    locked,
     note_new,
     resume_command,
     taken_back,
@@ -68,19 +69,19 @@ def new_run(config: dict[str, Any], verb: str, overrides: Sequence[str]) -> Iter
     """Yield a new run, locked, and the signals that stop it; its files go if nothing comes of it."""
     folder = config["run"]["dir"]
     given = folder is not None and os.path.exists(folder)
-    with own_descriptors(), StopSignals() as stop:
+    with StopSignals() as stop:
         run = create(
             config, verb=verb, recipe=config["recipe"], seed=config["seed"], directory=folder, overrides=overrides
         )
         note_new(run, LOCK)
-        with taken_back(run, given=given), RunLock(run.path), kept_in(run.path):
+        with taken_back(run, given=given), explained(run.path), locked(run.path):
             yield run, stop
 
 
 @contextlib.contextmanager
 def resumed_run(run: Run) -> Iterator[StopSignals]:
     """Lock a run that goes on; yield the signals that stop it."""
-    with own_descriptors(), StopSignals() as stop, RunLock(run.path), kept_in(run.path):
+    with StopSignals() as stop, explained(run.path), locked(run.path):
         _need_own(run)
         yield stop
 
@@ -152,7 +153,7 @@ def _status(error: BaseException) -> str:
 def report_lost(reporter: Reporter, lanes: Sequence[int]) -> None:
     """Warn of episodes in these lanes that could not be brought back, and count them no further."""
     if lanes:
-        reporter.episodes.forget_open(lanes)
+        reporter.tally.episodes.forget_open(lanes)
         reporter.warn("replay", REPLAY_LOST.format(len(lanes)), len(lanes))
 
 
@@ -175,33 +176,28 @@ FREE_SECONDS, SHARE = 0.2, 0.01  # of CPU time, and of a run's, that copies of i
 SPARE_ROWS = 64  # of a buffer, that may be written before the next copy
 
 
+@dataclass(eq=False)
 class Saver:
     """Write checkpoints when due, when asked to stop, and on failure, from a copy in memory after each batch."""
 
-    def __init__(
-        self,
-        run: Run,
-        parts: Mapping[str, Stateful],
-        *,
-        config: Mapping[str, Any],
-        versions: Mapping[str, str],
-        every: int,
-        keep: int,
-        stop: StopSignals,
-        reporter: Reporter,
-        minutes: float | None = None,
-        keep_best: bool = False,
-        buffer: ReplayBuffer | None = None,
-    ) -> None:
-        self.buffer = buffer
-        self.run, self.parts, self.every, self.keep = run, dict(parts), every, keep  # every: frames
-        self.config, self.versions = config, versions
-        self.keep_best, self.stop, self.reporter = keep_best, stop, reporter
-        self.seconds = math.inf if minutes is None else 60 * minutes
-        self._saved_at, self._copy = 0, None  # type: int, CheckpointContent | None
-        self._began, self._saved_when = time.process_time(), time.monotonic()
-        self._spent = 0.0  # seconds, on copies: where batches are short, the copy is of some moments ago
-        self._cursor = self._longest = 0  # of the buffer: where it stood after the last batch; steps of the longest
+    run: Run
+    parts: dict[str, Stateful]
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    every: int  # frames
+    keep: int
+    stop: StopSignals
+    reporter: Reporter
+    minutes: float | None = None
+    keep_best: bool = False
+    buffer: ReplayBuffer | None = None
+    _saved_at: int = 0
+    _copy: CheckpointContent | None = None
+    _began: float = field(default_factory=time.process_time)
+    _saved_when: float = field(default_factory=time.monotonic)
+    _spent: float = 0.0  # seconds, on copies: where batches are short, the copy is of some moments ago
+    _cursor: int = 0  # of the buffer: where it stood after the last batch
+    _longest: int = 0  # steps of the longest batch
 
     def begin(self, frames: int) -> None:
         """Stop before the first batch if asked to, else copy the state as after a batch."""
@@ -212,7 +208,8 @@ class Saver:
     def after_batch(self, frames: int) -> None:
         """Save if due; if asked to stop, save and stop (see `stop_if_asked`)."""
         self.stop_if_asked(frames)
-        if due(self.every, self._saved_at, frames) or time.monotonic() - self._saved_when >= self.seconds:
+        seconds = math.inf if self.minutes is None else 60 * self.minutes
+        if due(self.every, self._saved_at, frames) or time.monotonic() - self._saved_when >= seconds:
             self.save(frames)
         else:
             self._copy_state(frames)
@@ -346,28 +343,12 @@ def resumable(run: Run) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_descriptors() -> Iterator[None]:
-    """Explain "bad file descriptor": an env, a wrapper or a policy closed what rlcli still writes."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EBADF:
-            raise
-        raise EnvError(
-            "a file opened by rlcli was closed by other code",
-            why="an env, a wrapper or a policy closed descriptors that are not its own",
-            fix="Look there for os.close, os.closerange and what turns a process into a daemon; what was saved before "
-            "can be resumed.",
-        ) from error
-
-
-@contextlib.contextmanager
-def kept_in(folder: Path | str) -> Iterator[None]:
-    """Write a NumericsError's evidence into `folder`, and add its path to the error."""
+def explained(folder: Path) -> Iterator[None]:
+    """Keep a NumericsError's evidence in `folder`; explain "bad file descriptor": other code closed what is ours."""
     try:
         yield
     except NumericsError as error:
-        path = Path(folder) / EVIDENCE
+        path = folder / EVIDENCE
         if error.evidence and not path.exists():
             from rlcli.data.files.disk import Disk
             from rlcli.data.files.tensors import encode
@@ -377,3 +358,12 @@ def kept_in(folder: Path | str) -> Iterator[None]:
                 Disk().write_file(path, encode(tensors))
                 error.fix = f"{(error.fix or '').rstrip('.')}. Its inputs are in {path}".removeprefix(". ")
         raise
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        raise EnvError(
+            "a file opened by rlcli was closed by other code",
+            why="an env, a wrapper or a policy closed descriptors that are not its own",
+            fix="Look there for os.close, os.closerange and what turns a process into a daemon; what was saved before "
+            "can be resumed.",
+        ) from error

@@ -16,6 +16,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import ClassVar
 
@@ -25,18 +26,18 @@ PATIENCE = 5.0  # seconds that a batch may take to be whole after a signal: sche
 NOTICE = "stopping after this batch; Ctrl-C again stops now and loses the batch"
 
 
+@dataclass(eq=False)
 class StopSignals:
     """Raise a flag at SIGTERM, SIGHUP and Ctrl-C, in the main thread; `in_place`: over a live view's last line."""
 
-    def __init__(self, notice: str = NOTICE) -> None:
-        self.requested = False
-        self.reason = ""
-        self.in_place = False
-        self._asked = 0.0
-        self._notice = notice
-        self._interrupts = 0
-        self._at_once: str | None = None
-        self._before: dict[int, object] = {}
+    notice: str = NOTICE
+    requested: bool = False
+    reason: str = ""
+    in_place: bool = False
+    _asked: float = 0.0
+    _interrupts: int = 0
+    _at_once: Callable[[], str] | None = None
+    _before: dict[int, object] = field(default_factory=dict)
 
     def __enter__(self) -> StopSignals:
         self._before = _install(self._receive)
@@ -54,7 +55,7 @@ class StopSignals:
         return self.requested and time.monotonic() - self._asked > PATIENCE
 
     @contextlib.contextmanager
-    def at_once(self, fix: str) -> Iterator[None]:
+    def at_once(self, fix: Callable[[], str]) -> Iterator[None]:
         """Turn a signal into StoppedSafely at once, or after an import, while a run's parts are made."""
         self._at_once = fix
         try:
@@ -69,7 +70,9 @@ class StopSignals:
             self._at_once = None
 
     def _stopped(self) -> StoppedSafely:
-        return StoppedSafely(f"stopped by {self.reason} before it began; nothing was lost", fix=self._at_once)
+        return StoppedSafely(
+            f"stopped by {self.reason} before it began; nothing was lost", fix=self._at_once and self._at_once()
+        )
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -83,7 +86,7 @@ class StopSignals:
             self._ask(number)
         if self._at_once is not None and not _inside_import(frame):
             raise self._stopped()
-        if first and self._notice:
+        if first and self.notice:
             with contextlib.suppress(OSError):  # the terminal may be what went away
                 os.write(2, self._line().encode())
 
@@ -93,19 +96,18 @@ class StopSignals:
 
     def _line(self) -> str:
         if not (self.in_place and os.isatty(2)):
-            return f"{self._notice}\n"
+            return f"{self.notice}\n"
         room = os.get_terminal_size(2).columns - 1
-        return f"\r\x1b[2K{self._notice[:room]}"
+        return f"\r\x1b[2K{self.notice[:room]}"
 
 
+@dataclass(eq=False)
 class BeforeTheRun:
     """End the process with 75 at a signal, by an interrupt at Ctrl-C, while there is nothing to save."""
 
     current: ClassVar[BeforeTheRun | None] = None
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self._before: dict[int, object] = {}
+    number: int | None = None
+    _before: dict[int, object] = field(default_factory=dict)
 
     def __enter__(self) -> BeforeTheRun:
         self._before = _install(self._receive)

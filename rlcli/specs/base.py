@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +39,9 @@ class TensorSpec:
     event_dims = 0  # trailing dims that belong to the value itself (one-hot's n) and cannot be indexed away
     drawn_by: tuple[str, ...] = ("rand",)  # its methods that random values go through
     counter = False  # whether a transform counts this, steps or rewards of an episode: networks do not read it
+    details: tuple[str, ...] = ()  # what sets specs of one class apart besides shape, dtype and device
 
-    def __init__(self, shape, dtype: torch.dtype, device: Device = None) -> None:
+    def __init__(self, shape=(), dtype: torch.dtype = torch.float32, device: Device = None) -> None:
         try:
             self.shape = torch.Size(shape)
         except TypeError:
@@ -121,6 +122,7 @@ class TensorSpec:
                 f"{type(self).__name__} {tuple(self.shape)} cannot become {tuple(new.shape)}",
                 why="its last dim is one value",
             )
+        vars(new).update((name, change(x)) for name in self.details if isinstance(x := getattr(self, name), Tensor))
         return new
 
     # -- copies ------------------------------------------------------------------------------------
@@ -131,29 +133,24 @@ class TensorSpec:
             new.dtype = target
         else:
             new.device = torch.device(target)
+        vars(new).update((name, x.to(target)) for name in self.details if isinstance(x := getattr(self, name), Tensor))
         return new
 
     def clone(self) -> TensorSpec:
         """A copy that shares nothing mutable."""
         return copy.copy(self)
 
-    def _details(self) -> tuple:
-        """Return what sets specs of one class apart besides shape, dtype and device: `(name, value)` pairs."""
-        return ()
-
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return False
-        mine = (self.shape, self.dtype, self.device, len(self._details()))
-        if mine != (other.shape, other.dtype, other.device, len(other._details())):
-            return False
-        pairs = zip(self._details(), other._details(), strict=True)
-        return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for (_, a), (_, b) in pairs)
+        names = ("shape", "dtype", "device", *self.details)
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        words = [f"{name}={_brief(value)}" for name, value in self._details()]
+        words = [f"{name}={_brief(getattr(self, name))}" for name in self.details]
         words += [f"shape={tuple(self.shape)}", f"dtype={dtype_name(self.dtype)}"]
         if self.device.type != "cpu":
             words.append(f"device={self.device}")
@@ -179,9 +176,6 @@ class Unbounded(TensorSpec):
 
     fast = True
 
-    def __init__(self, shape=(), dtype: torch.dtype = torch.float32, device: Device = None) -> None:
-        super().__init__(shape, dtype, device)
-
     def rand(self, shape=(), *, generator=None) -> Tensor:
         shape = (*shape, *self.shape)
         if self.dtype.is_floating_point or self.dtype.is_complex:
@@ -204,9 +198,23 @@ class Bounded(TensorSpec):
 
     fast = True
     drawn_by = ("rand", "project", "_whole")
+    details = ("low", "high")
 
     def __init__(self, low, high, shape=None, dtype: torch.dtype = torch.float32, device: Device = None) -> None:
-        low, high = (_as_bound(bound, dtype) for bound in (low, high))
+        bounds = [low, high]
+        try:
+            for i, bound in enumerate(bounds):
+                if not dtype.is_floating_point:  # arrays are cast without a word
+                    (least, most), given = limits(dtype), torch.as_tensor(bound, dtype=torch.float64)
+                    if not bool(((given >= least) & (given <= most)).all()):
+                        raise ValueError(f"outside {least} to {most}")
+                bounds[i] = torch.as_tensor(bound, dtype=dtype)
+        except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+            raise ArgumentError(
+                f"{bound!r} is no bound of numbers of dtype {dtype_name(dtype)}", where="Bounded",
+                fix="Use Unbounded, or bounds that the dtype holds.",
+            ) from error  # fmt: skip
+        low, high = bounds
         if shape is not None:
             shape = TensorSpec(shape, dtype).shape  # or it is refused
         try:
@@ -261,33 +269,6 @@ class Bounded(TensorSpec):
         if not bool(outside.any()):
             return None
         return f"{value[outside][0].item()} lies outside the bounds"
-
-    def reshaped(self, change) -> Bounded:
-        new = cast(Bounded, super().reshaped(change))
-        new.low, new.high = change(self.low), change(self.high)
-        return new
-
-    def to(self, target) -> Bounded:
-        new = cast(Bounded, super().to(target))
-        new.low, new.high = self.low.to(target), self.high.to(target)
-        return new
-
-    def _details(self) -> tuple:
-        return ("low", self.low), ("high", self.high)
-
-
-def _as_bound(bound: Any, dtype: torch.dtype) -> Tensor:
-    try:
-        if not dtype.is_floating_point:  # arrays are cast without a word
-            (least, most), given = limits(dtype), torch.as_tensor(bound, dtype=torch.float64)
-            if not bool(((given >= least) & (given <= most)).all()):
-                raise ValueError(f"outside {least} to {most}")
-        return torch.as_tensor(bound, dtype=dtype)
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise ArgumentError(
-            f"{bound!r} is no bound of numbers of dtype {dtype_name(dtype)}", where="Bounded",
-            fix="Use Unbounded, or bounds that the dtype holds.",
-        ) from error  # fmt: skip
 
 
 def _limits(dtype: torch.dtype) -> tuple[int, int]:

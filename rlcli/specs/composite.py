@@ -82,7 +82,7 @@ class Composite(TensorSpec):
         return self
 
     def __getitem__(self, key):
-        if not _is_key(key):
+        if not isinstance(key, str) and not _is_path(key):
             index = self._from_left(key)
             return self.reshaped(lambda x: x[index])
         spec = self.get(key)
@@ -101,7 +101,7 @@ class Composite(TensorSpec):
         del node._specs[last]
 
     def __contains__(self, key: object) -> bool:
-        return _is_key(key) and self.get(key) is not None  # type: ignore[arg-type]
+        return (isinstance(key, str) or _is_path(key)) and self.get(key) is not None  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self._specs)
@@ -216,10 +216,8 @@ class Composite(TensorSpec):
         return "\n".join([f"Composite(shape={tuple(self.shape)}", *lines]) + ")"
 
 
-def _is_key(key: object) -> bool:
-    return isinstance(key, str) or (
-        isinstance(key, tuple) and len(key) > 0 and all(isinstance(part, str) for part in key)
-    )
+def _is_path(key: object) -> bool:
+    return isinstance(key, tuple) and len(key) > 0 and all(isinstance(part, str) for part in key)
 
 
 def returned_by(part: Any, method: str, out: Any) -> TensorDictBase:

@@ -25,6 +25,7 @@ class Categorical(TensorSpec):
     """
 
     fast = True
+    details = ("n",)
 
     def __init__(self, n: int, shape=(), dtype: torch.dtype = torch.int64, device: Device = None) -> None:
         super().__init__(shape, dtype, device)
@@ -55,9 +56,6 @@ class Categorical(TensorSpec):
         """The spec of `to_one_hot`'s values."""
         return OneHot(self.n, (*self.shape, self.n), device=self.device)
 
-    def _details(self) -> tuple:
-        return (("n", self.n),)
-
 
 class OneHot(TensorSpec):
     """A vector of `n` zeros and a single one.
@@ -71,6 +69,7 @@ class OneHot(TensorSpec):
 
     fast = True
     event_dims = 1
+    details = ("n",)
 
     def __init__(self, n: int, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
         self.n = _count(n, self)
@@ -95,9 +94,6 @@ class OneHot(TensorSpec):
         """The spec of `to_categorical`'s values."""
         return Categorical(self.n, self.shape[:-1], device=self.device)
 
-    def _details(self) -> tuple:
-        return (("n", self.n),)
-
 
 class MultiCategorical(TensorSpec):
     """A vector of indices, the i-th in `0 .. nvec[i]-1`.
@@ -111,6 +107,7 @@ class MultiCategorical(TensorSpec):
 
     fast = True
     event_dims = 1
+    details = ("nvec",)
 
     def __init__(self, nvec, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
         self.nvec = _counts(nvec, self)
@@ -140,9 +137,6 @@ class MultiCategorical(TensorSpec):
         """The spec of `to_one_hot`'s values."""
         return MultiOneHot(self.nvec, (*self.shape[:-1], sum(self.nvec)), device=self.device)
 
-    def _details(self) -> tuple:
-        return (("nvec", self.nvec),)
-
 
 class MultiOneHot(TensorSpec):
     """One-hot vectors of lengths `nvec`, side by side in the last dim.
@@ -157,6 +151,7 @@ class MultiOneHot(TensorSpec):
     fast = True
     event_dims = 1
     drawn_by = ("rand", "to_categorical_spec")
+    details = ("nvec",)
 
     def __init__(self, nvec, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
         self.nvec = _counts(nvec, self)
@@ -181,9 +176,6 @@ class MultiOneHot(TensorSpec):
     def to_categorical_spec(self) -> MultiCategorical:
         """The spec of `to_categorical`'s values."""
         return MultiCategorical(self.nvec, (*self.shape[:-1], len(self.nvec)), device=self.device)
-
-    def _details(self) -> tuple:
-        return (("nvec", self.nvec),)
 
 
 class Binary(TensorSpec):

@@ -15,8 +15,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
-    """torch's dtype of the same numbers as numpy's."""
-    return torch.from_numpy(np.empty(0, dtype)).dtype
+    """torch's dtype of the same numbers as numpy's; its own it leaves."""
+    return dtype if isinstance(dtype, torch.dtype) else torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype | None:

@@ -59,7 +59,7 @@ class Field:
     @property
     def width(self) -> int:
         """Bytes of one row."""
-        return self.size * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def empty(self, count: int, device: Any = "cpu") -> Tensor:
         """Return a tensor `[count, *shape]`, uninitialised."""

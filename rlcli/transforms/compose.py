@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -187,16 +188,6 @@ class Faces:
         return ops
 
 
-def schemas_before(transforms: Iterable[Transform], schema: Mapping[Key, Field]) -> list[Fields]:
-    """Return what each transform is shown, of envs with this schema."""
-    shown: list[Fields] = []
-    now: Fields = dict(schema)
-    for transform in transforms:
-        shown.append(dict(now))
-        now.update(planned(transform, now))
-    return shown
-
-
 def choose_faces(
     transforms: Transform | Iterable[Transform], schema: Mapping[Key, Field], live: Iterable[Key]
 ) -> Faces:
@@ -212,13 +203,13 @@ def choose_faces(
     """
     transforms = list(Compose(transforms) if isinstance(transforms, Transform) else transforms)
     schema = {key: Field(*pair) for key, pair in schema.items()}
-    schemas = schemas_before(transforms, schema)
+    schemas = list(accumulate(transforms, lambda now, transform: now | planned(transform, now), initial=schema))
     read: set[Any] = set(live)
     written: set[Any] = set()
     needs: set[Any] = set()
     inside: list[Transform] = []
     after: list[Transform] = []
-    for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
+    for transform, before in zip(reversed(transforms), schemas[-2::-1], strict=True):
         reads, writes = set(transform.reads(before)) - FLAGS, set(transform.writes(before))
         # A pass after the loop also sees what later transforms in the loop made of a key, so it must not be
         # one that reads or writes such a key itself.
@@ -236,42 +227,40 @@ def choose_faces(
             written |= writes
         else:
             after.append(transform)
-    inside.reverse()
-    after.reverse()
-    return _with_names(inside, after, schema, needs)
+    rows = {key: kind for key, kind in schema.items() if as_tuple(key)[0] != NEXT}
+    plan = Faces(inside[::-1], after[::-1], rows, {}, {key: key for key in rows}, needs, [])
+    if inside:
+        _name_versions(plan, schema)
+    now = {**schema, **{key: kind for key, kind in plan.rows.items() if as_tuple(key)[0] != RAW}}
+    for transform in plan.after:
+        plan.columns.update(planned(transform, {**now, **plan.columns}))
+    return plan
 
 
-def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping[Key, Field], needs: set[Any]) -> Faces:
+def _name_versions(plan: Faces, schema: Mapping[Key, Field]) -> None:
     """Name the rows of every version of a key: `("_raw", *key)`, `("_raw", *key, "1")`, ..., `key`, in words."""
-    roots = {key: kind for key, kind in schema.items() if as_tuple(key)[0] != NEXT}
-    versions: dict[Any, list[Field]] = {key: [kind] for key, kind in roots.items()}
+    versions: dict[Any, list[Field]] = {key: [kind] for key, kind in plan.rows.items()}
     seen: list[dict[Any, int]] = []  # for each transform, the version of each key after it
     changed: list[set[Any]] = []
     recalled: set[Any] = set()  # keys whose newest version must not be written again
-    for transform in inside:
+    for transform in plan.inside:
         now = {**schema, **{key: kinds[-1] for key, kinds in versions.items()}}
-        plan = planned(transform, now)
-        plan |= {key: now[key] for key in transform.writes(now) if key in recalled and key not in plan}
-        changed.append({key for key in plan if key in versions})
-        for key, kind in plan.items():
+        new = planned(transform, now)
+        new |= {key: now[key] for key in transform.writes(now) if key in recalled and key not in new}
+        changed.append({key for key in new if key in versions})
+        for key, kind in new.items():
             versions.setdefault(key, []).append(kind)
         seen.append({key: len(kinds) - 1 for key, kinds in versions.items()})
-        recalled = recalled - set(plan) | set(transform.recalls())
+        recalled = recalled - set(new) | set(transform.recalls())
 
     def name(key: Any, version: int) -> Any:
         if version == len(versions[key]) - 1:
             return key
         return (RAW, *as_tuple(key), str(version)) if version else (RAW, *as_tuple(key))
 
-    views = []
-    for after_it, new in zip(seen, changed, strict=True):
+    for after_it, keys in zip(seen, changed, strict=True):
         view = {key: name(key, version) for key, version in after_it.items()}
-        view |= {(RAW, key): name(key, after_it[key] - 1) for key in new}
-        views.append(view)
-    rows = {name(key, i): kind for key, kinds in versions.items() for i, kind in enumerate(kinds)}
-    now = {**schema, **{key: kinds[-1] for key, kinds in versions.items()}}
-    columns: Fields = {}
-    for transform in after:
-        columns.update(planned(transform, {**now, **columns}))
-    env_keys = {key: name(key, 0) for key in schema if key in versions}
-    return Faces(inside, after, rows, columns, env_keys, needs, views)
+        view |= {(RAW, key): name(key, after_it[key] - 1) for key in keys}
+        plan._views.append(view)
+    plan.env_keys = {key: name(key, 0) for key in schema if key in versions}
+    plan.rows = {name(key, i): kind for key, kinds in versions.items() for i, kind in enumerate(kinds)}

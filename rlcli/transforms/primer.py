@@ -85,11 +85,6 @@ class TensorDictPrimer(Transform):
         return RowOp(reset=reset)
 
 
-def primers_of(policy: Any) -> list[TensorDictPrimer]:
-    """Return the primers of every module in a policy with a `make_tensordict_primer()`."""
-    return [part.make_tensordict_primer() for part in recurrent_parts(policy)]
-
-
 def recurrent_parts(policy: Any) -> list[Any]:
     """Return the modules of a policy that have a state which goes from step to step."""
     if not isinstance(policy, nn.Module):
@@ -98,4 +93,4 @@ def recurrent_parts(policy: Any) -> list[Any]:
 
 
 def state_keys(policy: Any) -> list[Key]:
-    return [key for primer in primers_of(policy) for key in primer.out_keys]
+    return [key for part in recurrent_parts(policy) for key in part.make_tensordict_primer().out_keys]

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from gymnasium import spaces
 
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.specs.field import Field
-from rlcli.vec_envs.observations import computes
+from rlcli.vec_envs.observations import NO_ARITHMETIC
 
 
 class ActionFormat:
@@ -44,7 +43,7 @@ class ActionFormat:
         elif isinstance(space, spaces.Box):
             self.kind, self.shape, self.dtype = "box", tuple(space.shape), np.dtype(space.dtype)
             self.low, self.high = space.low, space.high
-            if not computes(self.dtype):
+            if not self.dtype.isnative or self.dtype.str[1:] in NO_ARITHMETIC:
                 raise EnvError(
                     f"actions of dtype {self.dtype} cannot be used", why="torch does not compute with it",
                     fix="Wrap the env with gymnasium.wrappers.TransformAction so that it takes another dtype.",
@@ -55,18 +54,10 @@ class ActionFormat:
                 why="rlcli knows Discrete, MultiDiscrete, MultiBinary and Box",
                 fix="Wrap the env so that it offers one of them (gymnasium.wrappers.TransformAction).",
             )
-
-    @property
-    def stored(self) -> Field:
-        """Return the field of the stored action, without the env dim."""
-        if not self.encoded:
-            return Field(self.shape, self.dtype)
-        return Field((sum(self.nvec),), np.dtype(np.int64))
-
-    @cached_property
-    def last(self) -> np.ndarray:
-        """Return the largest choice of each part, where there are choices: they are counted from 0."""
-        return np.ones((), np.int64) if self.kind == "multi_binary" else np.reshape(self.nvec, self.shape) - 1
+        # the stored action, without the env dim
+        self.stored = Field((sum(self.nvec),), np.dtype(np.int64)) if self.encoded else Field(self.shape, self.dtype)
+        if self.kind != "box":  # the largest choice of each part: they are counted from 0
+            self.last = np.ones((), np.int64) if self.kind == "multi_binary" else np.reshape(self.nvec, self.shape) - 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -135,10 +126,6 @@ class ActionFormat:
         if np.any(self.start):
             return lambda actions: actions + self.start
         return np.array
-
-    def draw(self, rng: np.random.Generator, steps: int, lanes: int) -> np.ndarray:
-        """Return random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream."""
-        return self.from_uniform(rng.random((steps, lanes, *self.shape)))[0]
 
     def from_uniform(self, u: np.ndarray, *, each: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return random loop actions `[steps, lanes, *shape]` and log-densities, with `each` of every part."""

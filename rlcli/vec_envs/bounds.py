@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from rlcli import arguments
 from rlcli.keys import Key, as_tuple, show, spell
 from rlcli.vec_envs.episodes import BatchStart, Episodes, broken
-from rlcli.vec_envs.observations import ObservationLeaf
 
 MODES = ("refuse", "count", "ignore")
 ROUNDED = "(rounded)"  # the last part of a key
@@ -90,39 +87,7 @@ class Interval:
         return np.where((values < self._least) | (values > self._most), over, 0.0)
 
 
-def space_bounds(space: spaces.Space, parts: Sequence[ObservationLeaf]) -> dict[Key, Interval]:
-    """Return the bounds that a gymnasium space declares for its leaves."""
-    intervals: dict[Key, Interval] = {}
-    for leaf in parts:
-        part = leaf.find(space)
-        if leaf.stored.kind == "b" or leaf.choices:
-            continue
-        if isinstance(part, spaces.Box):
-            low, high = part.low, part.high
-        elif isinstance(part, spaces.MultiDiscrete):
-            low, high = part.start, part.start + part.nvec - 1
-        else:  # MultiBinary
-            low, high = np.array(0), np.array(1)
-        intervals[leaf.key] = Interval(low, high, leaf.shape, leaf.stored)
-    return intervals
-
-
-@dataclass(frozen=True)
-class Worst:
-    """Describe the element that lay farthest outside: index, value, declared bounds and excess."""
-
-    element: tuple[int, ...]
-    value: float
-    low: float
-    high: float
-    excess: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.9g}{_at(self.element)}, {self.beyond()} of {self.low:.9g}..{self.high:.9g}"
-
-    def beyond(self) -> str:
-        """Say how far it lies outside, and on which side."""
-        return f"{self.excess:.3g} {'above' if self.value > self.high else 'below'} the bounds"
+Worst = dict[str, Any]  # of the element that lay farthest outside: its index, value, declared bounds and excess
 
 
 class Bounds:
@@ -141,15 +106,15 @@ class Bounds:
         self.rounded = dict(rounded or {})  # key -> the cells `ObservationLeaf.rounded`
         # "refuse" raises, "count" counts, "ignore" does not look
         self.mode = arguments.choice("out_of_bounds", mode, MODES)
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Forget what was found."""
         self.outside: dict[Key, int] = {}  # key -> observations with an element outside
         self.worst: dict[Key, Worst] = {}
         self._reported: dict[Key, int] = {}
-        for cell in (cell for cells in self.rounded.values() for cell in cells):
-            cell[:] = 0
+
+    def begin_anew(self) -> None:
+        """Forget what was found."""
+        self._take_rounded()
+        for found in (self.outside, self.worst, self._reported):
+            found.clear()
 
     def found_so_far(self) -> Bounds:
         """Return what was found until now, without what will be."""
@@ -191,21 +156,21 @@ class Bounds:
             raise broken(
                 vec_env, f"the env's {show(key)} is outside its declared bounds", lane=None,
                 place=start.place(vec_env, ends, *times[first]),
-                expected=f"{worst.low:.9g}..{worst.high:.9g}{_at(worst.element)}",
-                got=f"{worst.value:.9g}, {worst.beyond()}",
+                expected=f"{worst['low']:.9g}..{worst['high']:.9g}{_at(worst)}",
+                got=f"{worst['value']:.9g}, {_beyond(worst)}",
                 fix="Correct the env or the space it declares; to go on and count such observations: "
                 "env.out_of_bounds=count",
             )  # fmt: skip
         self.outside[key] = self.outside.get(key, 0) + len(bad)
         index = int(excess.max(1).argmax())
-        if key not in self.worst or excess[index].max() > self.worst[key].excess:
+        if key not in self.worst or excess[index].max() > self.worst[key]["excess"]:
             self.worst[key] = self._worst(key, values[index], excess[index])
 
     def _worst(self, key: Key, value: np.ndarray, excess: np.ndarray) -> Worst:
         interval, index = self.intervals[key], int(excess.argmax())
-        element = tuple(int(i) for i in np.unravel_index(index, interval.shape))
+        element = [int(i) for i in np.unravel_index(index, interval.shape)]
         shown, low, high = (float(array.reshape(-1)[index]) for array in (value, interval.low, interval.high))
-        return Worst(element, shown, low, high, float(excess[index]))
+        return {"element": element, "value": shown, "low": low, "high": high, "excess": float(excess[index])}
 
     # ---- for the report ------------------------------------------------------------------------------------------
     def _take_rounded(self) -> None:
@@ -216,8 +181,9 @@ class Bounds:
                 if count := int(cell[0]):
                     _, index, given, kept = cell.tolist()
                     self.outside[name] = self.outside.get(name, 0) + count
-                    worst = Worst((int(index),), given, kept, kept, abs(given - kept))
-                    self.worst[name] = max(self.worst.get(name, worst), worst, key=lambda each: each.excess)
+                    worst = {"element": [int(index)], "value": given, "low": kept, "high": kept}
+                    worst["excess"] = abs(given - kept)
+                    self.worst[name] = max(self.worst.get(name, worst), worst, key=lambda each: each["excess"])
                     cell[:] = 0
 
     def news(self) -> list[tuple[str, str, int]]:
@@ -235,9 +201,7 @@ class Bounds:
     def figures(self) -> dict[str, dict]:
         """Return plain values: key, as it is spelled -> number of observations outside and the worst element."""
         self._take_rounded()
-        return {
-            spell(key): {"observations": count, "worst": _plain(self.worst[key])} for key, count in self.outside.items()
-        }
+        return {spell(key): {"observations": count, "worst": self.worst[key]} for key, count in self.outside.items()}
 
     def state_dict(self) -> dict[str, dict]:
         return self.figures()
@@ -247,10 +211,7 @@ class Bounds:
         keys |= {spell(name): name for key in self.rounded if (name := (*as_tuple(key), ROUNDED))}
         entries = {keys.get(name, name): entry for name, entry in state.items()}
         self.outside = {key: int(entry["observations"]) for key, entry in entries.items()}
-        self.worst = {
-            key: Worst(**(entry["worst"] | {"element": tuple(int(i) for i in entry["worst"]["element"])}))
-            for key, entry in entries.items()
-        }
+        self.worst = {key: dict(entry["worst"]) for key, entry in entries.items()}
         self._reported = dict(self.outside)
 
 
@@ -258,9 +219,10 @@ def sentence(name: str, worst: Worst) -> str:
     """Say in a report's sentence that a key left its bounds, or was rounded."""
     if name.endswith(f".{ROUNDED}"):
         key = name.removesuffix(f".{ROUNDED}")
-        most = f"by {worst.excess:.2g} at most ({worst.value:.12g} is stored as {worst.low:.12g})"
+        most = f"by {worst['excess']:.2g} at most ({worst['value']:.12g} is stored as {worst['low']:.12g})"
         return f"the env's {key} comes in a finer dtype than its space declares and is rounded, {most}"
-    return f"the env's {name} was outside its declared bounds; the worst: {worst}"
+    where = f"{worst['value']:.9g}{_at(worst)}, {_beyond(worst)} of {worst['low']:.9g}..{worst['high']:.9g}"
+    return f"the env's {name} was outside its declared bounds; the worst: {where}"
 
 
 def strictest(modes: Iterable[str]) -> str:
@@ -268,9 +230,10 @@ def strictest(modes: Iterable[str]) -> str:
     return min((arguments.choice("out_of_bounds", mode, MODES) for mode in modes), key=MODES.index)
 
 
-def _at(element: tuple[int, ...]) -> str:
-    return f" at element {list(element)}" if element else ""
+def _at(worst: Worst) -> str:
+    return f" at element {worst['element']}" if worst["element"] else ""
 
 
-def _plain(worst: Worst) -> dict[str, Any]:
-    return asdict(worst) | {"element": list(worst.element)}
+def _beyond(worst: Worst) -> str:
+    """Say how far it lies outside, and on which side."""
+    return f"{worst['excess']:.3g} {'above' if worst['value'] > worst['high'] else 'below'} the bounds"

@@ -35,7 +35,7 @@ _BROUGHT_BY = {
 def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
     """Turn errors of building an env into our own, and swallow what C libraries print meanwhile."""
     try:
-        with _quiet, same_dtype(f"env {env_id}"):
+        with _quiet(), same_dtype(f"env {env_id}"):
             yield
     except RlcliError:
         raise
@@ -68,31 +68,24 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def beside(others: int) -> Iterator[None]:
-    """Name, in errors of building one more env beside `others`, the keys that keep them apart."""
-    try:
-        yield
-    except EnvError as error:
-        if others and error.fix is None:
-            error.fix = (
-                f"{others} of them could be built in this process. If no more can be in one: env.mode=parallel "
-                "env.per_worker=1, or env.num=1; of evaluations run.eval_envs=1."
-            )
-        raise
+def beside(others: int, error: EnvError) -> None:
+    """Name, in the error of building one more env beside `others`, the keys that keep them apart."""
+    if others and error.fix is None:
+        error.fix = (
+            f"{others} of them could be built in this process. If no more can be in one: env.mode=parallel "
+            "env.per_worker=1, or env.num=1; of evaluations run.eval_envs=1."
+        )
 
 
-def need_env(env: Any, name: str | None = None) -> None:
-    """Refuse what is no gymnasium env."""
-    if isinstance(env, gym.Env):
-        return
+def no_env(env: Any, name: str | None = None) -> EnvError:
+    """Return the error for what is no gymnasium env."""
     fix = "Return a gymnasium.Env."
     if any(each.__module__.partition(".")[0] == "gym" for each in type(env).__mro__):
         fix = (
             "It is an env of the old gym: install shimmy (pip install shimmy) and return "
             "shimmy.GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0(env=env) where step gives four values."
         )
-    raise EnvError("this is not a gymnasium env", where=name, why=f"it is a {type(env).__name__}", fix=fix)
+    return EnvError("this is not a gymnasium env", where=name, why=f"it is a {type(env).__name__}", fix=fix)
 
 
 @contextlib.contextmanager
@@ -164,54 +157,46 @@ def _newest(env_id: str) -> str | None:
     return max(versions, key=lambda each: gym.registry[each].version or 0, default=None)
 
 
-class _Quiet:
+_lock, _builders, _is_quiet = threading.Lock(), 0, False
+_kept: int | None = None  # what descriptor 2 was; never closed: a thread may be writing to it
+_moved: io.FileIO | None = None  # the file object under `sys.stderr`, which writes there meanwhile
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
     """Swallow what C libraries write to descriptor 2 while a thread builds an env; Python's `sys.stderr` still arrives.
 
     MuJoCo warns so, once an env.
     """
-
-    def __init__(self) -> None:
-        self.lock, self.builders, self.quiet = threading.Lock(), 0, False
-        self.kept: int | None = None  # never closed: a thread may be writing to it
-        self.moved: io.FileIO | None = None
-
-    def __enter__(self) -> None:
-        with self.lock:
-            self.builders += 1
-            if self.builders > 1:
-                return
-            try:
-                self.kept = os.dup(2) if self.kept is None else os.dup2(2, self.kept, inheritable=False)
-            except OSError:  # no descriptor 2 (a daemon): nothing to quieten
-                return
-            # the file object under `sys.stderr`, which logging holds too, writes there meanwhile
-            buffer = getattr(sys.__stderr__, "buffer", None)
-            raw = getattr(buffer, "raw", buffer)
-            if type(raw) is io.FileIO and not raw.closed and raw.fileno() == 2:
-                self.moved = raw
-                self._flush()
-                raw.__init__(self.kept, "wb", closefd=False)  # type: ignore[misc]
-            sink = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(sink, 2)
-            os.close(sink)
-            self.quiet = True
-
-    def __exit__(self, *raised: object) -> None:
-        with self.lock:
-            self.builders -= 1
-            if self.builders or not self.quiet:
-                return
-            assert self.kept is not None
-            os.dup2(self.kept, 2)
-            self.quiet = False
-            if self.moved is not None:
-                self._flush()
-                self.moved.__init__(2, "wb", closefd=False)  # type: ignore[misc]
-                self.moved = None
-
-    def _flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-            sys.__stderr__.flush()  # type: ignore[union-attr]
-
-
-_quiet = _Quiet()
+    global _builders, _is_quiet, _kept, _moved
+    closed = OSError, ValueError  # nobody reads it any more
+    try:
+        with _lock:
+            _builders += 1
+            with contextlib.suppress(OSError):  # no descriptor 2 (a daemon): nothing to quieten
+                if _builders == 1:
+                    _kept = os.dup(2) if _kept is None else os.dup2(2, _kept, inheritable=False)
+                    _is_quiet = True
+            if _builders == 1 and _is_quiet:
+                buffer = getattr(sys.__stderr__, "buffer", None)
+                raw = getattr(buffer, "raw", buffer)
+                if type(raw) is io.FileIO and not raw.closed and raw.fileno() == 2:  # logging holds it too
+                    with contextlib.suppress(*closed):
+                        sys.__stderr__.flush()  # type: ignore[union-attr]
+                    raw.__init__(_kept, "wb", closefd=False)  # type: ignore[misc]
+                    _moved = raw
+                sink = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(sink, 2)
+                os.close(sink)
+        yield
+    finally:
+        with _lock:
+            _builders -= 1
+            if _is_quiet and not _builders:
+                os.dup2(_kept, 2)  # type: ignore[arg-type]
+                _is_quiet = False
+                if _moved is not None:
+                    with contextlib.suppress(*closed):
+                        sys.__stderr__.flush()  # type: ignore[union-attr]
+                    _moved.__init__(2, "wb", closefd=False)  # type: ignore[misc]
+                    _moved = None

@@ -40,7 +40,7 @@ class Episodes:
         self.own_limits = [NO_LIMIT] * n if limits is None else list(limits)
         self._limits = list(self.own_limits)
         self._limited = min(self._limits) < NO_LIMIT
-        self._run_seed: int | None = None
+        self.run_seed: int | None = None  # once somebody has given one
         self._every_episode = False
         self.pending_seeds = [False] * n  # one waits for its next reset
         self._total = n
@@ -55,23 +55,18 @@ class Episodes:
     ) -> None:
         """Derive all env seeds from `run_seed`, from each env's next reset on; episodes are counted anew."""
         self.episodes[:] = [-1] * self.n
-        self._run_seed, self._every_episode = run_seed, every_episode
+        self.run_seed, self._every_episode = run_seed, every_episode
         self.first_lane, self._total = first_lane, total or self.n
         self.pending_seeds = [True] * self.n
 
-    @property
-    def seeded(self) -> bool:
-        """Say whether somebody has given a seed."""
-        return self._run_seed is not None
-
     def seed_of(self, lane: int, episode: int) -> int:
         """Return the seed of a lane's k-th episode."""
-        assert self._run_seed is not None
-        return episode_seed(self._run_seed, self.first_lane + lane, episode, self._total)
+        assert self.run_seed is not None
+        return episode_seed(self.run_seed, self.first_lane + lane, episode, self._total)
 
     def next_seed(self, lane: int) -> int | None:
         """Return what the lane's next reset is to be given; None goes on with the env's own stream."""
-        if self.pending_seeds[lane] or (self._every_episode and self.seeded):
+        if self.pending_seeds[lane] or (self._every_episode and self.run_seed is not None):
             return self.seed_of(lane, self.episodes[lane] + 1)
         return None
 
@@ -90,7 +85,7 @@ class Episodes:
         clock, seeds = self.clock[0], []
         # steps after which each env's own episodes are truncated
         episodes, started, deadlines, limits = self.episodes, self.started, self.deadlines, self._limits
-        every, pending = self._every_episode and self.seeded, self.pending_seeds
+        every, pending = self._every_episode and self.run_seed is not None, self.pending_seeds
         for lane in lanes:
             episodes[lane] += 1
             started[lane] = clock

@@ -9,7 +9,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -19,9 +18,9 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from rlcli.arguments import refuse
 from rlcli.errors import EnvError, RlcliError
 from rlcli.vec_envs.actions import ActionFormat
-from rlcli.vec_envs.building import need_env
+from rlcli.vec_envs.building import no_env
 from rlcli.vec_envs.episodes import NO_LIMIT, broken, env_raised, named
-from rlcli.vec_envs.observations import BadValue, flag_of, plain, writer
+from rlcli.vec_envs.observations import BadValue, flag_of, writer
 from rlcli.vec_envs.replay import ReplayableVecEnv, fingerprint
 from rlcli.vec_envs.vec_env import NONE, Rows, numbers_of
 
@@ -42,8 +41,18 @@ class GymVecEnv(ReplayableVecEnv):
         first_lane: int = 0,
     ) -> None:
         self.envs, self.n, self.first_lane = envs, len(envs), first_lane
-        self.name = _checked(envs)
+        for env in envs:
+            if not isinstance(env, gym.Env):
+                raise no_env(env)
+            for name in ("observation_space", "action_space"):
+                if not isinstance(getattr(env, name, None), gym.Space):
+                    raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
+        refuse(
+            len({id(innermost(env)) for env in envs}) < len(envs), "one env object cannot serve as several envs",
+            why="it would be stepped several times per step", fix="Give a function that makes a new env each time.",
+        )  # fmt: skip
         first = envs[0]
+        self.name = first.spec.id if first.spec is not None else type(first.unwrapped).__name__
         for lane, env in enumerate(envs[1:], 1):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
                 raise broken(
@@ -64,7 +73,7 @@ class GymVecEnv(ReplayableVecEnv):
 
     # ---- resets --------------------------------------------------------------------------------------------------
     def restart(self, row, lanes) -> None:
-        self._reset_into(writer(self.leaves, {key: [array] for key, array in row.items()}), 0, lanes)
+        self._reset_into(writer(self.leaves, {key: [array] for key, array in row.items()})[0], 0, lanes)
 
     def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
         lane, begun, seeds = -1, 0, self.begin_episodes(lanes)
@@ -104,12 +113,11 @@ class GymVecEnv(ReplayableVecEnv):
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
-        write = writer(self.leaves, rows)
+        write, only = writer(self.leaves, rows)
         send, lanes, clock, nearest = self.actions.sender(), range(self.n), self.clock, self.nearest
         steppers, last, engine = self._steppers, self.last, self
         # what unpacks need not be a tuple: looked at in the first step of a batch
-        checked: list[Callable] = [partial(_whole_step, stepper) for stepper in steppers]
-        only = self.leaves[0] if plain(self.leaves) else None
+        checked = [lambda action, step=step: _whole(step(action), STEP) for step in steppers]
         column = rows[only.key] if only else []
         size, dtype, array = (math.prod(only.shape), only.dtype, np.ndarray) if only else (0, None, None)
         ndim = len(only.shape) if only else 0
@@ -176,7 +184,9 @@ class GymVecEnv(ReplayableVecEnv):
         observation = self.last[lane]
         return [] if observation is None else [leaf.read(observation, count=False) for leaf in self.leaves]
 
-    def repeats(self) -> bool:
+    def is_replayable(self) -> bool:
+        if self.run_seed is None:
+            return False
         drawn = self.probe_actions()
         # some envs keep more from episode to episode than a seed resets: a new one, and when it has played another
         new, _, again = (self._trace(drawn, episode) for episode in (0, 1, 0))
@@ -187,22 +197,22 @@ class GymVecEnv(ReplayableVecEnv):
         send, lane = self.actions.sender(), self.n - 1
         env, seed = self.inner[lane], self.seed_of(lane, episode)
         self.ahead.pop(lane, None)
-        sent, taken = None, 0
+        sent, taken, paid, over = None, 0, None, False
+        seen: list[str] = []
         self.tried[0] += 1
         try:
             observation, info = _whole(env.reset(seed=seed), RESET)
-            seen = [self._fingerprint(observation)]
-            for actions in drawn:
-                sent, taken = allowed(self.actions.space, send(actions)[lane], observation, info), taken + 1
+            while True:
+                seen += [fingerprint(leaf.read(observation, count=False) for leaf in self.leaves), repr(paid)]
+                if over or taken == len(drawn):
+                    return seen
+                sent, taken = allowed(self.actions.space, send(drawn[taken])[lane], observation, info), taken + 1
                 self.tried[0] += 1
-                observation, reward, terminated, truncated, info = _whole_step(env.step, sent)
-                seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
-                if terminated or truncated:
-                    break
+                observation, reward, terminated, truncated, info = _whole(env.step(sent), STEP)
+                paid, over = (reward, terminated, truncated), terminated or truncated
         except BaseException as error:
             place = named(self, lane, None, f"step {taken} of a trial run", seed=seed)
             raise env_raised(self, error, lane, "step" if taken else "reset", sent, place) from error
-        return seen
 
     def pace(self, steps: int, moment: float) -> tuple[float, float]:
         """Return the seconds of a step of env 0, resets included, and those of them in which it computes."""
@@ -218,7 +228,7 @@ class GymVecEnv(ReplayableVecEnv):
                 action = allowed(space, space.sample(), observation, info)
                 self.tried[0] += 1
                 then, computed = time.perf_counter(), time.process_time()
-                result = _whole_step(env.step, action)
+                result = _whole(env.step(action), STEP)
                 observation, _, terminated, truncated, info = result
                 if terminated or truncated:
                     observation, info = _whole(env.reset(), RESET)
@@ -231,9 +241,6 @@ class GymVecEnv(ReplayableVecEnv):
         middle = statistics.median(times[1:])
         wall = statistics.fmean(min(each, 20 * middle) for each in times[1:])
         return wall, wall - max(min(waits[1:]), 0.0)
-
-    def _fingerprint(self, observation: Any) -> str:
-        return fingerprint(leaf.read(observation, count=False) for leaf in self.leaves)
 
     def replay(self, ages: Mapping[int, int]) -> set[int]:
         return {lane for lane, age in ages.items() if self._replay_lane(lane, age)}
@@ -248,7 +255,7 @@ class GymVecEnv(ReplayableVecEnv):
             for sent in self.history[len(self.history) - steps :]:
                 taken += 1
                 self.tried[0] += 1
-                self.last[lane], _, terminated, truncated, _ = _whole_step(env.step, sent[lane])
+                self.last[lane], _, terminated, truncated, _ = _whole(env.step(sent[lane]), STEP)
                 if terminated or truncated:
                     return False
         except BaseException as error:
@@ -294,25 +301,6 @@ def _whole(result: Any, names: tuple[str, ...]) -> Any:
         if bad is not None:
             raise bad
     return result
-
-
-def _whole_step(step: Callable[[Any], Any], action: Any) -> Any:
-    return _whole(step(action), STEP)
-
-
-def _checked(envs: Sequence[Any]) -> str:
-    """Refuse what cannot be lanes; the name of the env."""
-    for env in envs:
-        need_env(env)
-        for name in ("observation_space", "action_space"):
-            if not isinstance(getattr(env, name, None), gym.Space):
-                raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
-    refuse(
-        len({id(innermost(env)) for env in envs}) < len(envs), "one env object cannot serve as several envs",
-        why="it would be stepped several times per step", fix="Give a function that makes a new env each time.",
-    )  # fmt: skip
-    first = envs[0]
-    return first.spec.id if first.spec is not None else type(first.unwrapped).__name__
 
 
 def innermost(env: gym.Env) -> gym.Env:

@@ -12,7 +12,7 @@ import gymnasium as gym
 
 from rlcli.arguments import refuse
 from rlcli.errors import ConfigError
-from rlcli.vec_envs.building import building, need_env, register_known
+from rlcli.vec_envs.building import building, no_env, register_known
 
 Wrapper = Callable[[gym.Env], gym.Env]
 # engines that env.mode=auto takes from so many envs on: same bits as single envs, resumable, and faster
@@ -40,7 +40,14 @@ class GymRecipe:
         """Make the env."""
         source = self.source
         if isinstance(source, str):
-            env = self._registered(source)
+            settings = dict(self.settings)
+            if source not in gym.registry:
+                register_known(source)
+            if self.max_episode_steps is not None:
+                set_limit(settings, self.max_episode_steps)  # in the place of the registered one
+            with building(source, settings=bool(settings)):
+                env = gym.make(source, **settings)
+            env = self._wrapped(env, source) if self.wrappers else env
         elif self.name is not None and callable(source):
             env = self._built(source, self.name)
         else:
@@ -62,19 +69,11 @@ class GymRecipe:
         )  # fmt: skip
         return self._wrapped(self._limited(env), name)
 
-    def _registered(self, env_id: str) -> gym.Env:
-        register_known(env_id)
-        settings = dict(self.settings)
-        if self.max_episode_steps is not None:
-            set_limit(settings, self.max_episode_steps)  # in the place of the registered one
-        with building(env_id, settings=bool(settings)):
-            env = gym.make(env_id, **settings)
-        return self._wrapped(env, env_id) if self.wrappers else env
-
     def _built(self, builder: Callable[..., gym.Env], name: str) -> gym.Env:
         with building(name, settings=bool(self.settings)):
             env = builder(**self.settings)
-            need_env(env, name)
+            if not isinstance(env, gym.Env):
+                raise no_env(env, name)
         return self._wrapped(self._limited(env), name)
 
     def _limited(self, env: gym.Env) -> gym.Env:

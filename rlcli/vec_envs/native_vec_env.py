@@ -124,9 +124,9 @@ class NativeVecEnv(ReplayableVecEnv):
         observation, place = self._first.get(lane, (self._shown, lane))
         return [] if observation is None else self.parts(observation, place)
 
-    def repeats(self) -> bool:
+    def is_replayable(self) -> bool:
         """Say whether seeded episodes show the same twice; the second time each lane has another's number."""
-        if not self.engine.seeds_episodes:
+        if self.run_seed is None or not self.engine.seeds_episodes:
             return False
         send = self.actions.array_sender()
         drawn = [np.asarray(send(actions), self.actions.dtype) for actions in self.probe_actions()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,16 +39,13 @@ class ObservationLeaf:
     # float64 [4]: observations rounded; of the worst element index, value and what is kept
     rounded: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False, repr=False)
 
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        return (self.choices,) if self.choices else self.shape
-
     def read(self, observation, *, count: bool = True) -> np.ndarray:
         """The checked value of this leaf in one observation, in the form that a row takes; rounding is counted."""
-        value = self.find(observation)
+        value = self.find(observation) if self.path else observation
         if self.choices:
             return self.one_hot(value)
-        value = as_array(value, f"a numpy array {self.shape} {self.dtype}")
+        if value.__class__ is not np.ndarray:
+            value = as_array(value, f"a numpy array {self.shape} {self.dtype}")
         if value.shape != self.shape:
             raise BadValue(f"shape {self.shape}", f"shape {value.shape}", _MEND)
         return value if value.dtype == self.dtype else self.cast(value, count=count)
@@ -144,26 +141,21 @@ def flag_of(name: str, value: Any) -> bool:
     return bool(number)
 
 
-def leaves(space: spaces.Space, *, narrow: bool = False) -> list[ObservationLeaf]:
-    """Return the leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
-    leaves = list(_walk(space, (), narrow, space))
-    if isinstance(space, spaces.Dict):
-        return leaves
-    return [replace(leaf, key=OBSERVATION, path=()) for leaf in leaves]
-
-
-def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces.Space) -> Iterator[ObservationLeaf]:
-    key = unravel(path) if path else OBSERVATION
+def leaves(
+    space: spaces.Space, *path: str, narrow: bool = False, root: spaces.Space | None = None
+) -> Iterator[ObservationLeaf]:
+    """Yield the leaves of an observation space, of `root` the part at `path`; `narrow` stores float64 as float32."""
+    key, root = unravel(path) if path else OBSERVATION, space if root is None else root
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
             check_name(name, *path, root=root)
-            yield from _walk(part, (*path, name), narrow, root)
+            yield from leaves(part, *path, name, narrow=narrow, root=root)
     elif isinstance(space, spaces.Discrete):
         index = np.dtype(np.int64)
         yield ObservationLeaf(key, path, (), index, index, int(space.n), int(space.start))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         kind = np.dtype(space.dtype)
-        if not computes(kind):
+        if not kind.isnative or kind.str[1:] in NO_ARITHMETIC:  # torch has no other byte order
             instead = {"u2": "int32", "u4": "int64", "u8": "int64"}.get(kind.str[1:], "float32")
             raise EnvError(
                 f"observations of dtype {kind} cannot be used", where=".".join(path) or None,
@@ -196,18 +188,13 @@ def _remedy(root: spaces.Space) -> str:
 
 def _usable(space: spaces.Space) -> bool:
     try:
-        return bool(list(_walk(space, ("part",), False, space)))
+        return bool(list(leaves(space, "part", root=space)))
     except EnvError:
         return False
 
 
 def _typed(wrapper: str) -> str:
     return f"Give 'env.wrappers=[{wrapper}]' (in Python: the wrapper of gymnasium.wrappers)."
-
-
-def computes(dtype: np.dtype) -> bool:
-    """Say whether torch computes with numbers of a dtype; of another byte order it has none."""
-    return dtype.isnative and dtype.str[1:] not in NO_ARITHMETIC
 
 
 def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
@@ -222,15 +209,12 @@ def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
     )  # fmt: skip
 
 
-def plain(parts: list[ObservationLeaf]) -> bool:
-    """Say whether the observation is one array that goes into its row as it is."""
-    return len(parts) == 1 and not parts[0].path and not parts[0].choices
-
-
-def writer(parts: list[ObservationLeaf], rows: dict) -> Callable[[int, int, object], None]:
-    """Return `write(t, lane, observation)`, which puts one observation into row `t`."""
+def writer(
+    parts: list[ObservationLeaf], rows: dict
+) -> tuple[Callable[[int, int, object], None], ObservationLeaf | None]:
+    """Return `write(t, env, observation)`, which puts one into row `t`; and the leaf that is all of it, one array."""
     columns = [(leaf, rows[leaf.key]) for leaf in parts]
-    if plain(parts):
+    if len(parts) == 1 and not parts[0].path and not parts[0].choices:
         leaf, column = columns[0]
         shape, dtype, array = leaf.shape, leaf.dtype, np.ndarray
 
@@ -239,7 +223,7 @@ def writer(parts: list[ObservationLeaf], rows: dict) -> Callable[[int, int, obje
                 value = leaf.read(value)
             column[t][lane] = value
 
-        return write_one
+        return write_one, leaf
     if all(len(leaf.path) == 1 and not leaf.choices for leaf in parts):
         flat = [(leaf, leaf.path[0], leaf.shape, leaf.dtype, column) for leaf, column in columns]
         array = np.ndarray
@@ -255,13 +239,13 @@ def writer(parts: list[ObservationLeaf], rows: dict) -> Callable[[int, int, obje
                     part = leaf.read(value)
                 column[t][lane] = part
 
-        return write_dict
+        return write_dict, None
 
     def write_any(t: int, lane: int, value) -> None:
         for leaf, column in columns:
             column[t][lane] = leaf.read(value)
 
-    return write_any
+    return write_any, None
 
 
 def lane_writer(parts: list[ObservationLeaf], rows: dict[Key, list[np.ndarray]]) -> Callable[[int, Any, Any], None]:

@@ -49,7 +49,7 @@ from rlcli.vec_envs.shard import (
 from rlcli.vec_envs.vec_env import NONE
 from rlcli.vec_envs.workers import shared_out
 
-_TRIES = {"repeats": "a trial run", "load_state_dict": "a replay"}  # of episodes, by many steps each
+_TRIES = {"is_replayable": "a trial run", "load_state_dict": "a replay"}  # of episodes, by many steps each
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
 
@@ -225,11 +225,11 @@ class ParallelVecEnv(ReplayableVecEnv):
             if index in self.group.failed:
                 continue
             self._share(self._region, [index], patience)
-            seeds = {"run_seed": self._run_seed, "every_episode": self._every_episode, "total": self._total}
+            seeds = {"run_seed": self.run_seed, "every_episode": self._every_episode, "total": self._total}
             calls: list[tuple[str, dict[str, Any]]] = [
                 ("limit_frames", {"steps": self._limit}), ("keep_info", {"keys": self.info_keys})
             ]  # fmt: skip
-            if self.seeded:
+            if self.run_seed is not None:
                 own = {"first_lane": self.first_lane + self.parts[index].start, "before": self.restarts[index][0]}
                 calls.append(("seed", {**seeds, **own}))
             for name, settings in calls:
@@ -431,7 +431,7 @@ class ParallelVecEnv(ReplayableVecEnv):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def is_replayable(self) -> bool:
-        return self.seeded and all(self._each("repeats"))
+        return self.run_seed is not None and all(self._each("is_replayable"))
 
     def fingerprints(self) -> list[str]:
         return [each for answer in self._each("fingerprints") for each in answer]

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from rlcli.keys import Key
 from rlcli.specs.field import Field
 from rlcli.vec_envs.actions import ActionFormat
-from rlcli.vec_envs.bounds import Bounds, space_bounds
+from rlcli.vec_envs.bounds import Bounds, Interval
 from rlcli.vec_envs.observations import ObservationLeaf, leaves
 from rlcli.vec_envs.vec_env import VecEnv
 
@@ -45,11 +46,21 @@ class ReplayableVecEnv(VecEnv):
         out_of_bounds: str,
         limits: Sequence[int] | None = None,
     ) -> None:
-        self.leaves = leaves(observation_space, narrow=narrow)
-        schema = {leaf.key: Field(leaf.row_shape, leaf.stored) for leaf in self.leaves}
+        self.leaves = list(leaves(observation_space, narrow=narrow))
+        schema = {leaf.key: Field((leaf.choices,) if leaf.choices else leaf.shape, leaf.stored) for leaf in self.leaves}
         super().__init__(n, name=name, schema=schema, actions=ActionFormat(action_space, categorical), limits=limits)
-        rounded = {leaf.key: [leaf.rounded] for leaf in self.leaves}
-        self.bounds = Bounds(space_bounds(observation_space, self.leaves), out_of_bounds, rounded)
+        intervals: dict[Key, Interval] = {}
+        for leaf in self.leaves:
+            part: Any = observation_space
+            for step in leaf.path:
+                part = part[step]
+            if isinstance(part, spaces.Box) and leaf.stored.kind != "b":
+                intervals[leaf.key] = Interval(part.low, part.high, leaf.shape, leaf.stored)
+            elif isinstance(part, spaces.MultiDiscrete):
+                intervals[leaf.key] = Interval(part.start, part.start + part.nvec - 1, leaf.shape, leaf.stored)
+            elif isinstance(part, spaces.MultiBinary):
+                intervals[leaf.key] = Interval(0, 1, leaf.shape, leaf.stored)
+        self.bounds = Bounds(intervals, out_of_bounds, {leaf.key: [leaf.rounded] for leaf in self.leaves})
 
     def share_counts(self, leaves: list[ObservationLeaf], tried: Any) -> None:
         """Count what is rounded and tried in memory that others see, before rows are bound."""
@@ -59,17 +70,14 @@ class ReplayableVecEnv(VecEnv):
         """Return the leaves of what this lane shows now, as the env gave them; empty before it was reset."""
         raise NotImplementedError
 
-    def repeats(self) -> bool:
-        """Try whether a seeded episode shows the same twice; leaves the envs in need of a reset."""
-        raise NotImplementedError
-
     def replay(self, ages: Mapping[int, int]) -> set[int]:
         """Reset each lane with its open episode's seed, send its last `ages[lane]` actions, return those not ended."""
         raise NotImplementedError
 
     def probe_actions(self) -> list[np.ndarray]:
         """Return random actions of all lanes, step by step, in the form that the loop hands over."""
-        return list(self.actions.draw(np.random.Generator(np.random.PCG64(0)), PROBE_STEPS, self.n))
+        uniform = np.random.Generator(np.random.PCG64(0)).random((PROBE_STEPS, self.n, *self.actions.shape))
+        return list(self.actions.from_uniform(uniform)[0])
 
     def fingerprints(self) -> list[str]:
         """Return a hash of what each lane shows."""
@@ -80,9 +88,6 @@ class ReplayableVecEnv(VecEnv):
         history = np.asarray(state["history"])
         self.history = history.tolist() if self.actions.kind == "discrete" else list(history)
         return history
-
-    def is_replayable(self) -> bool:
-        return self.seeded and self.repeats()
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -66,8 +66,11 @@ class Shard:
     ) -> None:
         made = [] if first is None else [first]
         for recipe in recipes[len(made) :]:
-            with beside(len(made)):
+            try:
                 made.append(unpacked(recipe).make())
+            except EnvError as error:
+                beside(len(made), error)
+                raise
         self.vec_env = GymVecEnv(made, first_lane=first_lane, **settings)
         self.spaces = made[0].observation_space, made[0].action_space
         self.text = str(made[0])

@@ -125,12 +125,15 @@ def noisy():
 """
 
 
-# two runs, each with a terminal of its own, forked from a process that has loaded torch for both
+# two runs, each with a terminal of its own, forked from a process that has had a run and so has loaded all for both
 TWO_TERMINALS = """
-import os, signal, sys
+import gc, os, signal, sys
 import rlcli.build, rlcli.report.live
 from rlcli.cli.main import main
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
+brief = ["total_frames=64", "collector.frames_per_batch=64", "optim.epochs=1", "run.eval_episodes=0"]
+main(["train", *brief, "console=off", "run.dir=before"])
+gc.freeze()  # else an end of Python looks through all of it
 for console, terminal in zip(("live", "plain"), map(int, sys.argv[1:])):
     if os.fork() == 0:
         os.setsid()
@@ -139,10 +142,10 @@ for console, terminal in zip(("live", "plain"), map(int, sys.argv[1:])):
         os.closerange(3, 256)
         sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
         words = ["train", "--import", "noisy_env", "env.id=noisy", "total_frames=2048", "run.eval_episodes=2"]
-        sys.exit(main([*words, f"console={console}", f"run.dir={console}", "env.num=2"]))
+        sys.exit(main([*words, f"console={console}", f"run.dir={console}", "env.num=2", "optim.epochs=2"]))
 for terminal in map(int, sys.argv[1:]):
     os.close(terminal)
-sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) != 0 for _ in range(2)))
+os._exit(max(os.waitstatus_to_exitcode(os.wait()[1]) != 0 for _ in range(2)))
 """
 
 

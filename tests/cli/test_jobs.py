@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch  # noqa: F401  # a command says that it loads it
 
 import rlcli as package
 from rlcli.errors import ConfigError, EnvError, StoppedSafely
@@ -105,10 +106,8 @@ def test_a_sweep_with_one_bad_value_runs_nothing(rlcli, started):
 
 
 def test_a_glob_sweeps_over_recipes(rlcli, started):
-    assert rlcli("train -m recipe=glob(ppo_*,exclude=[ppo_half*,ppo_pong])")[0] == 0
-    found = [cfg.recipe for _, (cfg, _), _ in started]
-    names = "atari box2d classic compact delta exact full gru kl lstm minigrid mujoco multi shifted"
-    assert found == [f"ppo_{name}" for name in names.split()]
+    assert rlcli("train -m recipe=glob(ppo_m*,exclude=[ppo_mini*])")[0] == 0
+    assert [cfg.recipe for _, (cfg, _), _ in started] == ["ppo_mujoco", "ppo_multi"]
 
 
 def fail_on(monkeypatch, seed, error):

@@ -182,7 +182,7 @@ def test_ls_refuses_what_it_cannot_list(rlcli, several, words, said):
 
 
 def test_ls_shows_a_resumed_run_as_running(rlcli, tmp_path):
-    from rlcli.runs.folder import RunLock
+    from rlcli.runs.folder import locked
 
     folder = tmp_path / "runs" / "train" / "a"
     folder.mkdir(parents=True)
@@ -190,7 +190,7 @@ def test_ls_shows_a_resumed_run_as_running(rlcli, tmp_path):
     (folder / "summary.json").write_text('{"status": "stopped", "frames": 10}')
     (folder / "metrics.jsonl").write_text('{"frames": 10}\n{"frames": 2000}\n')
     assert " stopped " in rlcli("ls runs")[1]
-    with RunLock(folder):
+    with locked(folder):
         out = rlcli("ls runs")[1]
     assert " running " in out and " 2,000" in out and "stopped" not in out
 

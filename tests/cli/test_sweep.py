@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from face import main
 
-from rlcli.cli.ls import means
+from rlcli.cli.run_table import means
 from rlcli.errors import EnvError, NumericsError, StoppedSafely
 from rlcli.runs.folder import Run
 
@@ -322,10 +322,15 @@ def test_every_command_of_the_page_runs(started, monkeypatch, tmp_path, capsys):
     (tmp_path / "recipes" / "own.yaml").write_text(recipe)
     found = re.findall(r"^(rlcli train -m [^#\n]*)", page, re.M)
     commands = [command for command in found if "sweep." not in command.replace("hydra.sweep.", "")]
-    for command, jobs in [
-        *zip(commands, (3, 6, 5, 2, 18, 6, 5, 2), strict=True),
-        ("rlcli train -m recipe=own", 6),
-    ]:
-        del started[:]
-        assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
-        assert len(started) == jobs, command
+
+    def stops(cfg, overrides):
+        raise StoppedSafely("saved")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["rlcli.build"], "train", stops)  # in its first job
+        for command, jobs in zip(commands, (3, 6, 5, 2, 18, 6, 5, 2), strict=True):
+            with pytest.raises(SystemExit):
+                main(shlex.split(command)[1:])
+            assert f"{jobs} of {jobs} jobs did not run" in capsys.readouterr().err, command
+    assert main(["train", "-m", "recipe=own"]) == 0, capsys.readouterr().err
+    assert len(started) == 6

@@ -119,7 +119,7 @@ ENVS = {
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 def test_every_column_is_that_of_the_policy_called(kind, layers, env, steps):
     ours, theirs = lowered_and_called(ENVS[env], actor(kind, layers), steps, max(2, 64 // steps))
     assert_same(ours, theirs)

@@ -29,9 +29,9 @@ def files(tmp_path):
     return [tmp_path / "0", tmp_path / "1"]
 
 
-def makers(files, make=pair, lengths=(5, 4)):
+def makers(files, make=pair, lengths=(5, 4), delay=0.02):
     """The second worker is a straggler."""
-    return [partial(make, files[0], lengths[0]), partial(make, files[1], lengths[1], 0.02)]
+    return [partial(make, files[0], lengths[0]), partial(make, files[1], lengths[1], delay)]
 
 
 def rows_of(batches, lane):
@@ -137,14 +137,14 @@ def test_episodes_are_reported_as_long_as_they_were(files):
             delivered = c.deliver()
             assert delivered.frames == int(delivered.raw[COLLECTOR_MASK].sum())
             hooks.after_batch(loop, delivered, delivered.raw)
-        lengths = [torch.tensor(stats.update(*rows)[1]) for rows in hooks.unreported]
+        lengths = [torch.tensor(stats.update(*rows.values())[1]) for rows in hooks.unreported]
     assert set(torch.cat(lengths).tolist()) == {4, 5, 6} and len(lengths) == 8
 
 
 def test_nobody_is_preempted_where_all_are_waited_for(files):
     options = {"frames_per_batch": 40, "total_frames": 80, "cat_results": 0, "seed": 3}
     for threshold in (None, 1.0):
-        with MultiSyncCollector(makers(files), None, preemptive_threshold=threshold, **options) as c:
+        with MultiSyncCollector(makers(files, delay=0.005), None, preemptive_threshold=threshold, **options) as c:
             assert [batch.shape for batch in c] == [(4, 10)] * 2 and len(c) == 2
 
 

@@ -525,6 +525,7 @@ def test_the_first_call_is_on_observations_that_the_env_may_show(lanes):
                 "one": gym.spaces.MultiDiscrete([1, 3]),
                 "warm": gym.spaces.Box(20, 30, (2,), np.float32),
                 "cold": gym.spaces.Box(-np.inf, -3, (2,), np.float32),
+                "wide": gym.spaces.Box(np.float32(-3e38), np.array([3e38, 0.01], np.float32)),
             }
         )
         action_space = gym.spaces.Discrete(2)
@@ -532,18 +533,19 @@ def test_the_first_call_is_on_observations_that_the_env_may_show(lanes):
         def reset(self, *, seed=None, options=None):
             super().reset(seed=seed)
             self.observation_space.seed(int(self.np_random.integers(1000)))
-            return self.observation_space.sample(), {}
+            return self.step(0)[0], {}
 
         def step(self, action):
-            return self.observation_space.sample(), 0.0, False, False, {}
+            shown = self.observation_space.sample() | {"wide": np.zeros(2, np.float32)}
+            return shown, 0.0, False, False, {}
 
     class Picky(nn.Module):
         def __init__(self):
             super().__init__()
             self.far, self.one, self.three = nn.Embedding(3, 4), nn.Embedding(1, 4), nn.Embedding(3, 4)
 
-        def forward(self, far, one, warm, cold):
-            assert bool((warm >= 20).all() and (cold <= -3).all())
+        def forward(self, far, one, warm, cold, wide):
+            assert bool((warm >= 20).all() and (cold <= -3).all() and (wide[..., 0].abs() < 2).all())
             x = self.far(far - 5).mean(-2) + self.one(one[..., 0]) + self.three(one[..., 1])
             return (x.sum(-1) > 0).long()
 

@@ -705,7 +705,7 @@ class OwnLinear(nn.Linear):
 
 def actor(form, world, shown, key):
     """A ProbabilisticActor, with something of the user's in it."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     x = shown[key]
     width = 4 if world.actions == "box" else 3
     first = OwnLinear if form == "subclassed layer" else nn.Linear

@@ -180,7 +180,7 @@ def compare(ring, model):
 
 def check(ring):
     """The invariants that hold after every write, whatever was written."""
-    arrays = ring.index.arrays
+    arrays = ring.index
     runs, lanes, trajs, scalars = arrays.runs, arrays.lanes, arrays.trajs, arrays.scalars
     mask, cursor, base = runs.shape[2] - 1, arrays.cursor, arrays.base
     slots, parked = [], set()

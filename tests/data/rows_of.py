@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from face import Field
 from tensordict import TensorDict
-
-from rlcli.data.fields import fields_of
 
 KEYS = ("observation", "flag", ("next", "reward"), ("nested", "pixels"))
 
@@ -27,7 +26,7 @@ def columns(count: int, seed: int) -> dict:
 
 
 def fields() -> dict:
-    return fields_of(columns(1, 0))
+    return {key: Field.of(column) for key, column in columns(1, 0).items()}
 
 
 def same(a, b) -> bool:

@@ -420,7 +420,7 @@ def test_keys_that_print_alike_are_counted_apart():
     collector.rollout()
     bounds = collector.vec_env.bounds
     assert bounds.outside == {"eye.level": 7, ("eye", "level"): 6}
-    assert {key: worst.excess for key, worst in bounds.worst.items()} == {"eye.level": 7, ("eye", "level"): 6}
+    assert {key: worst["excess"] for key, worst in bounds.worst.items()} == {"eye.level": 7, ("eye", "level"): 6}
     assert sorted(name for name, _, _ in bounds.news()) == ["eye.level", r"eye\.level"]
     other = Bounds(bounds.intervals, "count")
     other.load_state_dict(bounds.state_dict())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from gym_worlds import Sampled
 
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.transforms import RewardSum
+from tests.preloaded import OWNER, forked
 
 CARTPOLE = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
 PENDULUM = partial(GymEnv, "Pendulum-v1", narrow=True, max_episode_steps=9)
@@ -133,7 +133,8 @@ def test_a_worker_rebuilds_it_with_workers_of_its_own_that_end_with_it(method):
     env = ParallelEnv(3, CARTPOLE, workers=1, caller_steps=True)
     expected = rolled(env)
     names = set(os.listdir("/dev/shm"))
-    group = WorkerGroup([Worker("test_pickled_envs:collecting", start_method=method)])
+    ours = Worker("test_pickled_envs:collecting", start_method=method, preload=["tests.preloaded"])
+    group = WorkerGroup([ours])
     (inner,) = group.order(1, packed(env))
     assert len(inner) == 1 and runs(inner[0]) and inner != [worker.pid for worker in env.vec_env.group.workers]
     (found,) = group.order(2)
@@ -149,24 +150,19 @@ def test_a_worker_rebuilds_it_with_workers_of_its_own_that_end_with_it(method):
     assert set(os.listdir("/dev/shm")) <= names
 
 
+OWNS = """
+from functools import partial
+from rlcli.envs import GymEnv, ParallelEnv
+
+def make(): return ParallelEnv(4, partial(GymEnv, 'CartPole-v1'), workers=2, caller_steps=True)
+def workers_of(env): return env.vec_env.group.workers
+def work(env): env.rollout(1000, break_when_any_done=False)
+"""
+
+
 def test_nothing_is_left_of_a_program_that_was_killed(tmp_path):
-    program = (
-        "import sys, time\nfrom functools import partial\nfrom rlcli.envs import GymEnv, ParallelEnv\n"
-        "if __name__ == '__main__':\n"
-        "    env = ParallelEnv(4, partial(GymEnv, 'CartPole-v1'), workers=2, caller_steps=True)\n"
-        "    print(*[worker.pid for worker in env.vec_env.group.workers], flush=True)\n"
-        "    while True:\n        env.rollout(1000, break_when_any_done=False)\n"
-    )
-    (tmp_path / "parent.py").write_text(program)
     names = set(os.listdir("/dev/shm"))
-    parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    time.sleep(0.2)
-    assert len(pids) == 2 and all(map(runs, pids))
-    parent.send_signal(signal.SIGKILL)
-    assert ended(pids, 2)
-    parent.communicate()
+    assert forked(OWNER.format(begin=OWNS), tmp_path, "killed") == (0, "", "")
     assert set(os.listdir("/dev/shm")) <= names
 
 

@@ -309,7 +309,7 @@ def test_the_loop_and_a_probe_refuse_the_same(fault):
     env = GymEnv(Breaking(fault, 1))
     env.vec_env.seed(0)
     with pytest.raises(EnvError, match=words):
-        env.vec_env.repeats()
+        env.vec_env.is_replayable()
 
 
 @pytest.mark.parametrize("name", STEP_FAULTS)
@@ -327,7 +327,7 @@ def test_a_step_may_give_a_list_of_five():
 def test_what_a_probe_is_given_instead_of_five_values_is_named():
     lanes = GymEnv(Breaking(lambda result: result[:4], 2)).vec_env
     lanes.seed(0)
-    refused(EnvError, "trial tuple", lambda: lanes.repeats())
+    refused(EnvError, "trial tuple", lambda: lanes.is_replayable())
 
 
 def test_a_reset_that_raises_names_its_lane():

@@ -330,7 +330,7 @@ from gym_worlds import Slow
 from rlcli.envs import GymEnv, ParallelEnv
 told, tell = os.pipe()
 if not (owner := os.fork()):
-    env = ParallelEnv(2, lambda: GymEnv(Slow(0.2)), workers=2, step_timeout=1.0)
+    env = ParallelEnv(2, lambda: GymEnv(Slow(0.1)), workers=2, step_timeout=1.0)
     os.write(tell, b".")
     env.rollout(3)
     env.close()
@@ -338,7 +338,7 @@ if not (owner := os.fork()):
 os.close(tell)
 assert os.read(told, 1)
 os.kill(owner, signal.SIGSTOP)
-time.sleep(1.5)
+time.sleep(1.1)
 os.kill(owner, signal.SIGCONT)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1]))
 """
@@ -427,7 +427,7 @@ def test_a_replay_that_hangs_is_ended(kind):
 
 @pytest.mark.parametrize("kind", ["serial", "parallel", "caller steps"])
 def test_a_long_try_of_short_steps_is_not_ended(kind):
-    env = several(kind, lambda: Slow(0.006), step_timeout=TIMEOUT)
+    env = several(kind, lambda: Slow(0.004), step_timeout=TIMEOUT)
     began = time.monotonic()
     with Collector(env, None, frames_per_batch=8) as collector:
         collector.set_seed(0, episode_seeds=True)

@@ -18,7 +18,7 @@ from face import open_run
 from rlcli.data.files import sealed_folder
 from rlcli.data.files.disk import digest_of
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import RunLock
+from rlcli.runs.folder import locked
 
 # ---- what is typed -----------------------------------------------------------------------------------------------
 # words -> what the sentence says
@@ -205,7 +205,7 @@ def test_a_read_only_run_folder_is_refused(rlcli, tmp_path):
 
 
 def hold(folder, held, done) -> None:
-    with RunLock(folder):
+    with locked(folder):
         held.set()
         done.wait(30)
 

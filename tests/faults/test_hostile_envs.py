@@ -57,14 +57,14 @@ def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, v
 
 
 @pytest.mark.parametrize("name", ["raises", "exits", "no_reward"])
-def test_a_worker_process_says_the_same(hostile, name):
+def test_a_worker_process_says_the_same(cold_workers, hostile, name):
     answer = hostile("train", f"env.id={name}", "run.dir=r", "env.workers=2")
     assert answer.code == 3 and "in every worker process" not in answer.err
     words = f"{name}, env ", ", step ", ", seed ", *STEPS[name]
     assert all(word in answer.err for word in words) and "Traceback" not in answer.err
 
 
-def test_what_an_env_imports_in_its_worker_processes_is_said(hostile):
+def test_what_an_env_imports_in_its_worker_processes_is_said(cold_workers, hostile):
     answer = hostile("train", "env.id=imports_more", "run.dir=r", "env.workers=2")
     assert answer.code == 0 and "the code of imports_more imports hydra, rich in every worker process" in answer.err
 
@@ -224,7 +224,7 @@ def test_an_env_that_cannot_begin_is_named(hostile, verb, name, words):
 
 
 @pytest.mark.parametrize("words", [["plan", "train"], ["train", "run.dir=r"]])
-def test_a_worker_that_dies_before_anything_is_saved_speaks_of_no_run(hostile, words):
+def test_a_worker_that_dies_before_anything_is_saved_speaks_of_no_run(cold_workers, hostile, words):
     answer = hostile(*words, "env.id=dies_in_workers", "env.num=2", "env.workers=2")
     is_a_sentence(answer, 3, "SIGKILL", "env.num", "env.workers=null")
     assert "resume" not in answer.err

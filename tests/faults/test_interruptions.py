@@ -25,6 +25,7 @@ from rlcli.collectors import BaseCollector
 from rlcli.data import open_segments
 from rlcli.learning.optimizer import Step
 from rlcli.runs import checkpoint, signals
+from tests.preloaded import forked
 
 CHECKOUT = Path(__file__).parents[2]
 STOPS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
@@ -55,7 +56,7 @@ def whole(tmp_path_factory):
 
 # ---- at a chosen place -------------------------------------------------------------------------------------------
 PLACES = {
-    "in the first batch": ("rlcli.collectors.loop.BoundBatch", "run", 1),
+    "in the first batch": ("rlcli.collectors.loop.BoundBatch", "step_envs", 1),
     "between two steps of an update": (Step, "__call__", 20),
     "while a checkpoint is written": ("rlcli.runs.checkpoint", "save", 2),
     "in a first step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 100),
@@ -473,9 +474,9 @@ def test_no_module_can_swallow_a_signal_that_comes_while_it_is_imported(tmp_path
     (tmp_path / "stubborn.py").write_text(
         f"import os\ntry:\n    os.kill(os.getpid(), {int(number)})\nexcept BaseException:\n    print('went on')\n"
     )
-    process = command(tmp_path, "train", "--import", "stubborn", "run.dir=r", *SHORT, stdout=subprocess.PIPE)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (code, "") and "Traceback" not in err and not (tmp_path / "r").exists()
+    words = ["train", "--import", "stubborn", "run.dir=r", *SHORT]
+    ended, out, err = forked(f"import sys\nfrom rlcli.cli.main import main\nsys.exit(main({words}))", tmp_path)
+    assert (ended, out) == (code, "") and "Traceback" not in err and not (tmp_path / "r").exists()
 
 
 def test_ctrl_c_twice_on_a_terminal_ends_with_130_at_once(tmp_path):
@@ -484,8 +485,8 @@ def test_ctrl_c_twice_on_a_terminal_ends_with_130_at_once(tmp_path):
         "run.dir=r",
         *SHORT,
         "total_frames=10000000",
-        "collector.frames_per_batch=8192",
-        "optim.epochs=500",
+        "collector.frames_per_batch=1024",
+        "optim.epochs=5000",
     ]
     pid, ours = pty.fork()  # the child leads a session whose terminal this is, and need not import anything again
     if pid == 0:
@@ -514,7 +515,7 @@ def test_ctrl_c_twice_on_a_terminal_ends_with_130_at_once(tmp_path):
                     return
 
     read_until(lambda: b"threads 1" in written, 60)
-    time.sleep(0.7)  # into the first update, which would take minutes
+    time.sleep(0.3)  # into the first update, which would take minutes
     os.write(ours, b"\x03")
     read_until(lambda: b"stopping after this batch" in written, 10)
     asked = time.monotonic()

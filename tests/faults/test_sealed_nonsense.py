@@ -21,7 +21,7 @@ from rlcli.data.files.sealed_folder import sealed
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.processes.lock import ProcessLock
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import RunLock, read_holder
+from rlcli.runs.folder import locked, read_holder
 
 
 def steps(count: int = 40) -> TensorDict:
@@ -218,7 +218,7 @@ def test_a_run_file_of_other_types_is_damaged(rlcli, tmp_path, resumed):
 def test_the_text_of_a_lock_is_nobody_s_where_it_cannot_be_read(tmp_path, content):
     (tmp_path / "lock").write_bytes(content)
     assert read_holder(tmp_path) is None
-    with RunLock(tmp_path):
+    with locked(tmp_path):
         assert read_holder(tmp_path).pid == os.getpid()
 
 

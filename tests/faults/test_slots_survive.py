@@ -44,7 +44,7 @@ def in_memory(count):
     ring = Ring(LazyTensorStorage(STEPS * 2, ndim=2), next_obs="exact")
     for i in range(count):
         ring.extend(shuffled(i))
-    return live(ring), len(ring.index.arrays.used_slots())
+    return live(ring), len(ring.index.used_slots())
 
 
 def add(ring, number):
@@ -69,7 +69,7 @@ def check(folder, acknowledged, text):
     assert count >= acknowledged, text
     assert equal(live(ring), in_memory(count)[0]), text
     if count:
-        assert len(ring.index.arrays.used_slots()) == in_memory(count)[1], text
+        assert len(ring.index.used_slots()) == in_memory(count)[1], text
     let_go(ring)
     ring = quiet(lambda: write(folder, None, upto=COUNT + 3))
     assert equal(live(ring), in_memory(COUNT + 3)[0]), text
@@ -82,7 +82,7 @@ def test_slots_are_freed_and_given_away_between_commits(tmp_path):
     for i in range(COUNT):
         before = ring.storage.acknowledged
         add(ring, i)
-        now = {int(slot): ring.pool.memory[slot].tobytes() for slot in ring.index.arrays.used_slots()}
+        now = {int(slot): ring.pool.memory[slot].tobytes() for slot in ring.index.used_slots()}
         if ring.storage.acknowledged == before:
             reused += sum(numbers.get(slot, held) != held for slot, held in now.items())
         else:

@@ -25,13 +25,13 @@ NORMALISED = [*PPO, "env.id=Pendulum-v1", "env.normalize_observation=true", "val
 def began(monkeypatch):
     """The state of each learner as it stood when its first frame was about to be collected."""
     seen = []
-    start = Learner.start
+    start = Learner.run_to_end
 
     def watched(self):
         seen.append(copy.deepcopy({name: {**part.state_dict()} for name, part in self.saver.parts.items()}))
         start(self)
 
-    monkeypatch.setattr(Learner, "start", watched)
+    monkeypatch.setattr(Learner, "run_to_end", watched)
     return seen
 
 

@@ -43,7 +43,7 @@ def frames(tmp_path, monkeypatch):
 def learner(monkeypatch):
     """The learner of the next run, as it stood when the first frame was about to be collected."""
     seen = []
-    start = Learner.start
+    start = Learner.run_to_end
 
     def watched(self):
         if self.loop.init_rows:
@@ -51,7 +51,7 @@ def learner(monkeypatch):
             seen.append((self, buffer[range(len(buffer))].clone()))
         start(self)
 
-    monkeypatch.setattr(Learner, "start", watched)
+    monkeypatch.setattr(Learner, "run_to_end", watched)
     return seen
 
 

@@ -80,13 +80,14 @@ def test_stopped_and_resumed_equals_uninterrupted(run, task):
     same(decided(resume("cut")), whole)
 
 
-@pytest.mark.parametrize("task", [DQN, SAC], ids=["dqn", "sac"])
-def test_the_figures_of_a_resumed_run_are_those_of_one_that_was_never_stopped(run, task):
+@pytest.mark.parametrize(("task", "frames", "every"), [(DQN, 2600, 700), (SAC, 700, 150)], ids=["dqn", "sac"])
+def test_the_figures_of_a_resumed_run_are_those_of_one_that_was_never_stopped(run, task, frames, every):
     def figures(made):
         timed = ("seconds", "frames_per_second", "stages", "memory")
         return [{key: x for key, x in record.items() if key not in timed} for record in made.metrics()]
 
-    task = [*task, "total_frames=2600", "optim.updates_per_frame=0.1", "run.eval_every=700", "run.eval_episodes=1"]
+    task = [*task, f"total_frames={frames}", "optim.updates_per_frame=0.1"]
+    task += [f"run.eval_every={every}", "run.eval_episodes=1"]
     whole = figures(run("run.dir=whole", *task))
     with stop_after(24):  # with updates since the last report, and an evaluation
         run("run.dir=cut", *task)

@@ -35,7 +35,7 @@ def test_without_a_folder_for_the_cache_the_loop_is_compiled_all_the_same(monkey
 
 def test_a_kernel_is_compiled_anew_when_one_that_it_calls_has_changed(monkeypatch):
     before = compiled()(double)._cache._cache_file._source_stamp
-    monkeypatch.setattr("rlcli.kernels.compiled._newest_source", lambda: 1)  # as if another kernel's file had changed
+    monkeypatch.setattr("rlcli.kernels.compiled.NEWEST_SOURCE", 1)  # as if another kernel's file had changed
     after = compiled()(double)._cache._cache_file._source_stamp
     assert before != after
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlcli.kernels.mlp import SIZES, Recent, Replay, on_rows
+from rlcli.kernels.mlp import SIZES, Replay, keep_recent, on_rows
 from rlcli.modules.stages import layers_of
 
 
@@ -84,7 +84,7 @@ def test_only_plain_stacks_are_replayed():
         hooked,
     ):
         assert layers_of(net) is None
-    assert [layer.activation for layer in layers_of(stack(nn.ReLU))] == [nn.ReLU, nn.ReLU, None]
+    assert [activation for _, activation in layers_of(stack(nn.ReLU))] == [torch.relu_, torch.relu_, None]
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Sigmoid])
@@ -160,10 +160,10 @@ def test_only_the_first_rows_teach(hidden, rows):
 
 # ---- work arrays are kept for the sizes in use, not for every size that ever was ---------------------------------
 def test_the_oldest_goes():
-    kept = Recent()
+    kept = {}
     for n in range(SIZES + 3):
-        kept[n] = n
-    kept[SIZES] = -1
+        keep_recent(kept, n, n)
+    keep_recent(kept, SIZES, -1)
     assert list(kept) == list(range(3, SIZES + 3)) and kept[SIZES] == -1
 
 

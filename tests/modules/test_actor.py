@@ -9,6 +9,7 @@ from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.modules import build_actor_critic
 from rlcli.modules.actor import Actor
+from rlcli.modules.stages import read_by
 from rlcli.vec_envs.noise import POLICY, Noise
 
 
@@ -19,11 +20,12 @@ def test_an_actor_on_tensors_with_the_collectors_noise_draws_what_it_drew(env):
     with Collector(envs, policy, frames_per_batch=3 * 20, seed=4) as collector:
         batch = collector.next()
     actor = Actor.of(policy)
-    assert actor is not None and set(actor.reads) <= set(batch.keys(True, True))
+    reads = read_by(actor.stages, actor.param_keys)
+    assert set(reads) <= set(batch.keys(True, True))
     k = batch[actor.param_keys[0]].shape[-1]
     drawn = Noise(4, 3, POLICY, 0).peek(lambda rng, t: actor.family.noise(rng, t, 1, k)[:, 0], 20, k)
     for t in range(20):
         with torch.no_grad():
-            out = actor({key: batch[key][:, t] for key in actor.reads}, torch.from_numpy(drawn[t]))
+            out = actor({key: batch[key][:, t] for key in reads}, torch.from_numpy(drawn[t]))
         assert torch.equal(out["action"], batch["action"][:, t])
-        assert set(actor.writes) <= out.keys()
+        assert {actor.action_key, actor.log_prob_key} <= out.keys()

@@ -67,7 +67,7 @@ def replaced(net: nn.Module) -> nn.Module:
 
 def test_stages_run_in_order_give_what_the_network_gives():
     nested = TensorDictSequential(module("a"), TensorDictSequential(module("b", "a"), module("logits", "b")))
-    stages, head = take_apart(actor(nested))
+    stages, head, _ = take_apart(actor(nested))
     assert [stage.out_keys for stage in stages] == [("a",), ("b",), ("logits",)]
     assert head is not None and list(head.in_keys) == ["logits"]
     obs = torch.randn(5, 4)
@@ -88,7 +88,7 @@ def test_stages_run_in_order_give_what_the_network_gives():
     ids=["a subclass that adds nothing", "an actor in a sequence", "a critic"],
 )
 def test_what_is_plain_is_taken_apart(net):
-    stages, head = take_apart(net)
+    stages, head, _ = take_apart(net)
     assert all(stage.layers is not None for stage in stages)
     assert (head is None) == isinstance(net, ValueOperator)
 
@@ -152,12 +152,12 @@ def test_outputs_are_as_many_as_their_keys():
 
 
 def test_a_hook_inside_is_run_because_the_module_is_called():
-    (stage,), _ = take_apart(module(net=hooked(nn.Sequential(nn.Linear(4, 4)))))
+    (stage,), *_ = take_apart(module(net=hooked(nn.Sequential(nn.Linear(4, 4)))))
     assert stage.layers is None
-    (scale,), _ = take_apart(module("scale", "loc", StateIndependentScale(2)))
-    assert scale.scale is scale.module and scale.layers is None
+    (scale,), *_ = take_apart(module("scale", "loc", StateIndependentScale(2)))
+    assert scale.is_plain(StateIndependentScale) and scale.layers is None
     hooked(scale.module)
-    assert scale.scale is None
+    assert not scale.is_plain(StateIndependentScale)
 
 
 def test_a_watch_sees_whatever_a_module_gets_or_loses():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import math
 import os
 import re
@@ -247,14 +248,15 @@ def test_the_table_of_modes_says_of_the_chosen_one_what_the_ledger_says():
         assert chosen.bytes == planned.component("rollout"), overrides
 
 
-def test_advice_begins_where_the_run_is():
+def test_advice_begins_where_the_run_is(monkeypatch):
     def advice(place, *overrides):
-        short = planned = rlcli.plan(overrides)
+        planned = rlcli.plan(overrides)
         at = next(each for each in planned.places if each.name == place)
-        others = [dataclasses.replace(each, free=1 << 50) for each in planned.places if each.name != place]
         held = planned.component("buffer") or sum(peak.bytes for peak in planned.peaks if peak.stage == "values")
-        short = dataclasses.replace(planned, places=(*others, dataclasses.replace(at, free=at.need - held // 2)))
-        return " ".join(advice_for(configure("train", overrides), short, work_out))
+        free = {"RAM": 1 << 50, "disk": 1 << 50, place: at.need - held // 2}
+        monkeypatch.setattr("rlcli.planning.fit.free_memory", lambda: (free["RAM"], 1 << 50))
+        monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 50, 0, free["disk"]))
+        return " ".join(rlcli.plan(overrides).advice)
 
     small = ["recipe=dqn_cartpole", "total_frames=10_000_000", "storage.max_size=100_000_000"]
     found = re.search(r"storage\.max_size=(\d+)", advice("RAM", *small))
@@ -312,8 +314,8 @@ def test_nothing_of_the_runs_size_is_allocated():
 
     rlcli.plan(["recipe=ppo_pong", *QUIET])
     before = process_memory()
-    planned = rlcli.plan(["recipe=ppo_pong", "env.num=256", "collector.frames_per_batch=262144", *QUIET])
-    assert planned.total > 20 << 30
+    planned = rlcli.plan(["recipe=ppo_pong", "env.num=128", "collector.frames_per_batch=65536", *QUIET])
+    assert planned.total > 5 << 30
     assert process_memory()[1] - before[1] < 200 << 20
 
 
@@ -449,17 +451,14 @@ def test_rows_in_a_scratch_folder_are_asked_of_its_own_disk(tmp_path, monkeypatc
         *UNTRIED,
     ]
     monkeypatch.chdir(tmp_path)
-    one, two = (
-        {place.name: place for place in rlcli.plan([*overrides, *more]).places}
-        for more in ([], ["storage.scratch_dir=/dev/shm/rows"])
-    )
+    plans = [rlcli.plan([*overrides, *more]) for more in ([], ["storage.scratch_dir=/dev/shm/rows"])]
+    one, two = ({place.name: place for place in planned.places} for planned in plans)
     assert "scratch disk" not in one and two["scratch disk"].need > 16_000_000
     assert two["disk"].need + two["scratch disk"].need == one["disk"].need
     assert two["scratch disk"].total == shutil.disk_usage("/dev/shm").total
     cfg = configure("train", [*overrides, "storage.scratch_dir=/dev/shm/rows"])
-    planned = rlcli.plan([*overrides, "storage.scratch_dir=/dev/shm/rows"])
     full = dataclasses.replace(two["scratch disk"], free=two["scratch disk"].need // 2)
-    fitting, elsewhere = advice_for(cfg, dataclasses.replace(planned, places=(full,)), work_out)
+    fitting, elsewhere = advice_for(cfg, dataclasses.replace(plans[1], places=(full,)), work_out)
     assert re.match(r"storage\.max_size=\d+ fits on the scratch disk", fitting)
     assert elsewhere == "storage.scratch_dir=... chooses another disk"
 
@@ -625,7 +624,29 @@ def test_memory_that_was_freed_before_does_not_hide_what_envs_take(large_env):
     assert one_more(envs_of(cfg)).each == pytest.approx(40 << 20, rel=0.1) and len(left) == 1
 
 
-MEANWHILE = """
+def test_half_the_workers_save_what_a_worker_takes_without_its_envs():
+    overrides = ["total_frames=512", "env.num=6", "env.workers=3"]
+    planned = rlcli.plan(overrides)
+    ram = next(place for place in planned.places if place.name == "RAM")
+    assert ram.need == planned.total + planned.workers
+    assert rlcli.plan(overrides[:2]).workers == 0
+    fewer = rlcli.plan([*overrides[:2], "env.workers=1"])
+    tight = dataclasses.replace(planned, places=[dataclasses.replace(ram, free=ram.need - planned.worker)])
+    line = advice_for(configure("train", overrides), tight, work_out)[0]
+    assert line.startswith("env.workers=1 saves ") and "not enough" not in line
+    assert 2 * planned.worker == pytest.approx(planned.workers - fewer.workers, rel=0.2)
+
+
+# ---- in a process of its own: tests before leave memory that is freed at any time, and that would hold envs ----------
+MANY = {"serial": 1_000, "native": 20_000}
+
+
+def many(mode: str) -> list[str]:
+    return [f"env.num={MANY[mode]}", f"env.mode={mode}", f"total_frames={MANY[mode]}", "run.eval_episodes=0"]
+
+
+MEASURED = """
+import json
 import mmap
 import os
 import sys
@@ -633,9 +654,19 @@ import sys
 import psutil
 import rlcli
 from large_env import LargeEnv
+from rlcli.build.env import build_env
 from rlcli.build.workload import envs_of
 from rlcli.config.compose import configure
 from rlcli.planning.envs import one_more
+from rlcli.processes.memory import process_memory
+
+kept = []
+for words in json.loads(sys.argv[2]):
+    planned = rlcli.plan(words)
+    before = process_memory()[0]
+    kept.append(build_env(configure("train", words).env))
+    kept[-1].reset()
+    print(planned.env_bytes, process_memory()[0] - before)
 
 rlcli.register_env("large")(LargeEnv)
 envs, made = envs_of(configure("train", ["env.id=large", "env.num=2"])), LargeEnv.__init__
@@ -656,59 +687,33 @@ if hasattr(os, "posix_fadvise"):  # pages of files that the system takes back
 """
 
 
-def test_what_goes_meanwhile_does_not_hide_what_envs_take(tmp_path):
-    # in a process of its own: tests before it leave memory that is freed at any time
-    (tmp_path / "library").write_bytes(bytes(100 << 20))
-    program = [sys.executable, "-c", MEANWHILE, tmp_path / "library"]
-    answer = subprocess.run(program, capture_output=True, text=True, cwd=os.path.dirname(__file__))
-    assert answer.returncode == 0, answer.stderr
-    for each in answer.stdout.split():
-        assert int(each) == pytest.approx(40 << 20, rel=0.1)
-
-
-def test_half_the_workers_save_what_a_worker_takes_without_its_envs():
-    overrides = ["total_frames=512", "env.num=6", "env.workers=3"]
-    planned = rlcli.plan(overrides)
-    ram = next(place for place in planned.places if place.name == "RAM")
-    assert ram.need == planned.total + planned.workers
-    assert rlcli.plan(overrides[:2]).workers == 0
-    fewer = rlcli.plan([*overrides[:2], "env.workers=1"])
-    tight = dataclasses.replace(planned, places=[dataclasses.replace(ram, free=ram.need - planned.worker)])
-    line = advice_for(configure("train", overrides), tight, work_out)[0]
-    assert line.startswith("env.workers=1 saves ") and "not enough" not in line
-    assert 2 * planned.worker == pytest.approx(planned.workers - fewer.workers, rel=0.2)
-
-
-MEASURED = """
-import sys
-import rlcli
-from rlcli.config.compose import configure
-from rlcli.build.env import build_env
-from rlcli.processes.memory import process_memory
-
-planned = rlcli.plan(sys.argv[1:])
-before = process_memory()[0]
-env = build_env(configure("train", sys.argv[1:]).env)
-env.reset()
-print(planned.env_bytes, process_memory()[0] - before)
-"""
-
-
 @pytest.fixture(scope="module")
-def compiled():
-    """The first process of a new checkout compiles kernels, and what that frees would hold envs."""
+def measured(tmp_path_factory):
+    """For each of MANY: what was planned for one, what all take; what one takes while other memory is freed."""
+    # the first process of a new checkout compiles kernels, and what that frees would hold envs
     overrides = ["env.num=1", "env.mode=serial", "total_frames=64", "run.eval_episodes=0"]
     rlcli.plan(overrides)
     build_env(configure("train", overrides).env).reset()
+    library = tmp_path_factory.mktemp("library") / "library"
+    library.write_bytes(bytes(100 << 20))
+    program = [sys.executable, "-c", MEASURED, library, json.dumps([many(mode) for mode in MANY])]
+    answer = subprocess.run(program, capture_output=True, text=True, cwd=os.path.dirname(__file__))
+    assert answer.returncode == 0, answer.stderr
+    lines = [list(map(int, line.split())) for line in answer.stdout.splitlines()]
+    return dict(zip(MANY, lines, strict=False)), lines[len(MANY) :]
 
 
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(("mode", "count"), [("serial", 1_000), ("native", 20_000)])
-def test_very_many_envs_are_planned_as_they_are_measured_and_the_advice_names_them(mode, count):
-    overrides = [f"env.num={count}", f"env.mode={mode}", f"total_frames={count}", "run.eval_episodes=0"]
-    # in a process of its own: what this one has freed would hold some of them
-    answer = subprocess.run([sys.executable, "-c", MEASURED, *overrides], capture_output=True, text=True, check=True)
-    each, held = map(int, answer.stdout.split())
+def test_what_goes_meanwhile_does_not_hide_what_envs_take(measured):
+    _, meanwhile = measured
+    assert meanwhile
+    for (each,) in meanwhile:
+        assert each == pytest.approx(40 << 20, rel=0.1)
+
+
+@pytest.mark.parametrize("mode", MANY)
+def test_very_many_envs_are_planned_as_they_are_measured_and_the_advice_names_them(mode, measured):
+    overrides, count = many(mode), MANY[mode]
+    each, held = measured[0][mode]
     drawn = drawn_ahead(1)
     assert each - drawn == pytest.approx(held / count, rel=0.3)
 
@@ -727,16 +732,16 @@ def test_very_many_envs_are_planned_as_they_are_measured_and_the_advice_names_th
 
 
 @pytest.mark.parametrize("size", [5_000_000_000, 50_000_000_000])
-def test_a_size_that_is_said_to_fit_on_the_disk_does(tmp_path, size):
+def test_a_size_that_is_said_to_fit_on_the_disk_does(tmp_path, monkeypatch, size):
     words = ["recipe=dqn_cartpole", "storage=memmap", "total_frames=100_000", f"run.dir={tmp_path / 'run'}"]
-    planned = rlcli.plan([*words, f"storage.max_size={size}"])
-    disk = next(place for place in planned.places if place.name == "disk")
-    small = dataclasses.replace(disk, free=disk.need // 3)
-    cfg = configure("train", [*words, f"storage.max_size={size}"])
-    line, *_ = advice_for(cfg, dataclasses.replace(planned, places=(small,)), work_out)
+    disk = next(place for place in rlcli.plan([*words, f"storage.max_size={size}"]).places if place.name == "disk")
+    free = disk.need // 3
+    monkeypatch.setattr("rlcli.planning.fit.free_memory", lambda: (1 << 50, 1 << 50))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 50, 0, free))
+    line, *_ = rlcli.plan([*words, f"storage.max_size={size}"]).advice
     fitting = re.match(r"(storage\.max_size=\d+) fits on the disk", line)[1]
     again = next(place for place in rlcli.plan([*words, fitting]).places if place.name == "disk")
-    assert small.free / 2 < again.need <= small.free
+    assert free / 2 < again.need <= free
 
 
 # ---- advice, as it is followed ---------------------------------------------------------------------------------------

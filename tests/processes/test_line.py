@@ -58,7 +58,7 @@ def pause(rng: random.Random | None) -> None:
 
 
 def opened(spins: bool | None = None) -> tuple[WorkerGroup, dict]:
-    group = WorkerGroup([Worker("test_line:counting") for _ in range(2)])
+    group = WorkerGroup([Worker("test_line:counting", preload=["test_line"]) for _ in range(2)])
     region = Region(FIELDS)
     group.send(OPEN, [packed(index) for index in range(2)], fd=region.fd)
     group.open_lines(region.arrays["cells"], range(2))
@@ -170,7 +170,7 @@ def test_all_groups_of_a_process_share_its_cores(monkeypatch):
     second.close()
     assert spinning(first) == [line_module._IN_ORDER] * 2
     apart = WorkerGroup(
-        [Worker("test_line:counting") for _ in range(2)]
+        [Worker("test_line:counting", preload=["test_line"]) for _ in range(2)]
     )  # such as collect, whose orders go by channels
     assert not any(spinning(first))
     apart.close()

@@ -84,7 +84,9 @@ def ended(number: signal.Signals) -> tuple[int, int]:
 
 
 def group(count: int = 2, method: str = "forkserver") -> WorkerGroup:
-    return WorkerGroup([Worker("test_workers:echo", start_method=method) for _ in range(count)])
+    return WorkerGroup(
+        [Worker("test_workers:echo", start_method=method, preload=["test_workers"]) for _ in range(count)]
+    )
 
 
 def ask(workers: WorkerGroup, *order):

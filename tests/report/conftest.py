@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlcli.report.clock import Spent
-from rlcli.report.memory import MemoryRow
-from rlcli.report.view import Snapshot
+from rlcli.report.view import MemoryRow, Snapshot
 
 KIB = 1024
 

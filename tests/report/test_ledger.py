@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from rlcli.data.next_obs.rows import Successors
 from rlcli.processes.memory import process_memory
 from rlcli.report.ledger import Claims, Ledger, batch_entries, learner_entries
-from rlcli.report.memory import memory_rows
+from rlcli.report.view import memory_rows
 
 N, T = 4, 25
 FRAMES = N * T

@@ -115,7 +115,7 @@ def test_a_devices_allocator_is_asked():
             return 130
 
     cuda = Cuda()
-    stage = LargestPeak("cuda:0", cuda)
+    stage = LargestPeak(torch.device("cuda:0"), cuda)
     with stage.of(8):
         cuda.peak = 500
     with stage.of(8):

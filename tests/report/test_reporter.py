@@ -18,7 +18,7 @@ from rlcli.report import closing
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
 from rlcli.report.metrics import read_metrics
-from rlcli.report.peaks import DevicePeaks
+from rlcli.report.peaks import device_peaks
 from rlcli.report.reporter import Facts
 from rlcli.report.tally import Curve, ValueRows
 
@@ -37,7 +37,7 @@ def batch(ends: int = 1) -> TensorDict:
 def a_run(folder, batches: int = 3, **options) -> tuple[Reporter, dict]:
     reporter = Reporter(FACTS, folder=folder, **{"console": "off", **options})
     net = torch.nn.Linear(4, 2)
-    reporter.watch({"net": net}, torch.optim.Adam(net.parameters()))
+    reporter.memory.watch({"net": net}, torch.optim.Adam(net.parameters()))
     reporter.start("threads 1 (auto)")
     for _ in range(batches):
         with reporter.clock("collect"):
@@ -162,7 +162,7 @@ def test_a_resumed_run_continues_its_totals(tmp_path):
     second.close()
     whole, _ = a_run(None, batches=3)
     assert second.tally.frames == whole.tally.frames == 60
-    assert second.episodes.state_dict() == whole.episodes.state_dict()
+    assert second.tally.episodes.state_dict() == whole.tally.episodes.state_dict()
     assert second.clock.total().seconds > first.clock.total().seconds
     assert [record["frames"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [20, 40, 60]
 
@@ -186,7 +186,7 @@ def test_a_logger_that_fails_at_the_end_is_in_the_report(tmp_path):
 def test_rewards_given_apart_are_read_instead_of_the_batchs(tmp_path):
     reporter = Reporter(FACTS, console="off")
     reporter.batch(batch(), reward=torch.full((N, T, 1), 10.0))
-    assert reporter.episodes.mean_return == 50
+    assert reporter.tally.episodes.mean_return == 50
 
 
 def test_a_batch_without_rewards_or_ends_is_reported_all_the_same():
@@ -312,16 +312,16 @@ def test_a_devices_peak_is_kept_by_stage():
         def reset_peak_memory_stats(self, device):
             self.peak = 5  # what stays allocated
 
-    cuda = Cuda()
+    cuda, by_stage = Cuda(), {}
     reporter = Reporter(FACTS, console="off")
-    peaks = reporter.clock.watch = DevicePeaks("cuda:0", cuda)
+    reporter.clock.watch = device_peaks(torch.device("cuda:0"), by_stage, cuda)
     with reporter.clock("update"):
         cuda.peak = 100
     with reporter.clock("collect"):
         cuda.peak = 30
     with reporter.clock("update"):
         cuda.peak = 60
-    assert peaks.by_stage == {"other": 5, "update": 100, "collect": 30} and peaks.peak == 100
+    assert by_stage == {"other": 5, "update": 100, "collect": 30}
 
 
 def test_an_error_in_the_loop_gives_the_terminal_back(monkeypatch):

@@ -13,7 +13,7 @@ from face import open_run, refused
 
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.runs import provenance
-from rlcli.runs.folder import RunLock, all_runs, create, read_holder
+from rlcli.runs.folder import all_runs, create, locked, read_holder
 
 CONFIG = {"seed": 1, "env": {"id": "CartPole-v1"}, "total_frames": 100}
 
@@ -131,8 +131,9 @@ def test_checkpoints_come_oldest_first_and_whole(tmp_path):
 
 HOLD = """
 import sys, time
-from rlcli.runs.folder import RunLock
-lock = RunLock(sys.argv[1]).acquire()
+from rlcli.runs.folder import locked
+lock = locked(sys.argv[1])
+lock.__enter__()
 print("held", flush=True)
 if len(sys.argv) > 2:  # a child that outlives its parent
     import os
@@ -151,7 +152,7 @@ def holder(folder, *arguments: str) -> subprocess.Popen:
 def test_a_second_process_is_refused_with_the_firsts_pid(tmp_path):
     with holder(tmp_path) as process:
         try:
-            refused(ResourceError, f"{process.pid} {process.pid}", lambda: RunLock(tmp_path).acquire())
+            refused(ResourceError, f"{process.pid} {process.pid}", lambda: locked(tmp_path).__enter__())
         finally:
             process.kill()
 
@@ -161,7 +162,7 @@ def test_a_lock_whose_holder_was_killed_can_be_taken(tmp_path):
         process.kill()
     dead = read_holder(tmp_path)
     assert dead.pid == process.pid and not dead.alive
-    with RunLock(tmp_path):
+    with locked(tmp_path):
         assert read_holder(tmp_path).pid == os.getpid() and read_holder(tmp_path).alive
     assert read_holder(tmp_path) is None
 
@@ -172,24 +173,25 @@ def test_a_forked_child_does_not_hold_on_after_its_parent(tmp_path):
         process.kill()
     try:
         os.kill(child, 0)  # it lives
-        RunLock(tmp_path).acquire().release()
+        with locked(tmp_path):
+            pass
     finally:
         os.kill(child, 9)
 
 
 def test_a_lock_can_be_taken_again_after_release(tmp_path):
     for _ in range(2):
-        with RunLock(tmp_path):
+        with locked(tmp_path):
             assert read_holder(tmp_path).alive
 
 
 def test_two_locks_of_one_process_exclude_each_other(tmp_path):
-    with RunLock(tmp_path), refused(ResourceError, f"{os.getpid()}"):
-        RunLock(tmp_path).acquire()
+    with locked(tmp_path), refused(ResourceError, f"{os.getpid()}"):
+        locked(tmp_path).__enter__()
 
 
 def test_a_later_process_with_the_same_pid_is_not_the_holder(tmp_path):
-    with RunLock(tmp_path):
+    with locked(tmp_path):
         me = json.loads((tmp_path / "lock").read_text())
     (tmp_path / "lock").write_text(json.dumps(me | {"started": me["started"] - 1000}))
     assert not read_holder(tmp_path).alive
@@ -199,17 +201,18 @@ def test_a_later_process_with_the_same_pid_is_not_the_holder(tmp_path):
 def test_a_damaged_lock_text_is_nobody(tmp_path, text):
     (tmp_path / "lock").write_text(text)
     assert read_holder(tmp_path) is None
-    RunLock(tmp_path).acquire().release()
+    with locked(tmp_path):
+        pass
 
 
 def test_a_folder_that_is_gone_cannot_be_locked(tmp_path):
-    refused(ResourceError, "gone", lambda: RunLock(tmp_path / "gone").acquire())
+    refused(ResourceError, "gone", lambda: locked(tmp_path / "gone").__enter__())
 
 
 def test_status_follows_the_lock_and_the_summary(tmp_path):
     run = made(tmp_path)
     assert run.status == "interrupted"
-    with RunLock(run.path):
+    with locked(run.path):
         assert run.status == "running"
     (run.path / "summary.json").write_text('{"status": "done"}')
     assert run.status == "done"

@@ -54,9 +54,9 @@ def test_sigterm_may_be_repeated_and_does_not_count_as_a_ctrl_c(capfd):
 @pytest.mark.parametrize("make", [OSError, EnvError])
 def test_what_other_code_makes_of_a_stop_before_a_run_is_that_stop(make):
     with refused(StoppedSafely, "stopped began"), StopSignals("") as stop:
-        with pytest.raises(make, match="of its own"), stop.at_once("type this"):
+        with pytest.raises(make, match="of its own"), stop.at_once(lambda: "type this"):
             raise make("of its own")  # nobody asked for a stop
-        with stop.at_once("type this"):
+        with stop.at_once(lambda: "type this"):
             try:
                 signal.raise_signal(signal.SIGINT)
             except StoppedSafely as error:
@@ -76,7 +76,7 @@ def test_a_stop_in_a_first_try_or_a_replay_of_an_env_is_no_fault_of_the_env(repl
 
     lanes = SerialEnv(1, lambda: GymEnv("CartPole-v1", wrappers=[Interrupted])).vec_env
     lanes.seed(0)
-    with pytest.raises(StoppedSafely), StopSignals("") as stop, stop.at_once("again"):
+    with pytest.raises(StoppedSafely), StopSignals("") as stop, stop.at_once(lambda: "again"):
         Interrupted.left = 3
         if replayed:
             rows = {"observation": [np.zeros((1, 4), np.float32)] * 2}

@@ -1,8 +1,8 @@
-"""Actors: policies as the collector's loop calls them, what is refused of their outputs, and with no policy."""
+"""Actors: what a policy reads and writes, known before a batch; what is refused of its outputs. `rows` acts."""
 
 from __future__ import annotations
 
-import math
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,13 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, END_FLAGS, NEXT, STEP_RESULTS, Key, as_tuple, show, unravel
-from rlcli.modules.masks import pick
+from rlcli.modules.actor import Actor
+from rlcli.modules.watch import ModuleWatch
 from rlcli.specs.dtypes import dtype_name, torch_dtype
 from rlcli.specs.field import Field, Fields
 from rlcli.transforms.base import Transform
 from rlcli.transforms.primer import TensorDictPrimer
 from rlcli.vec_envs.actions import ActionFormat
-from rlcli.vec_envs.noise import Noise
 from rlcli.vec_envs.vec_env import VecEnv
 
 if TYPE_CHECKING:
@@ -30,25 +30,6 @@ if TYPE_CHECKING:
     from rlcli.envs.late_columns import LateColumns
 
 Outputs = dict[Key, torch.Tensor]
-
-
-class BoundActor:
-    """Act on the rows of one batch: `begin` once before the loop, `act(t)` at every step, `end` once after it."""
-
-    written: TensorDictBase | None = None  # all that a policy on tensordicts wrote last, its inputs among it
-
-    def begin(self, noise: Noise, first: int, last: int) -> None:
-        """Prepare steps `first..last-1`: look at their noise, check that views of the weights are not stale."""
-
-    def renew(self, t: int) -> None:
-        """Look at weights that were overwritten before step t of a leg that has begun."""
-
-    def act(self, t: int) -> Any:
-        """Return the action of step t as the env's loop takes it (`ActionFormat`)."""
-        raise NotImplementedError
-
-    def end(self, first: int, last: int) -> None:
-        """Fill the whole-column outputs of these steps (log-probabilities, encoded actions)."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +103,7 @@ class PolicyContext:
 class ActorRunner:
     """Know what a policy reads and writes; `bind` makes it ready to act."""
 
+    bound: str  # file and class of what acts on a batch's rows, loaded with the first batch
     reads: set[Key]  # from the rows; transforms that write them must run inside the loop
     live: Fields  # written row by row
     once: Fields  # written once per batch, as whole columns
@@ -132,9 +114,10 @@ class ActorRunner:
     calls: bool = False  # code of the user's, which may draw from torch's global stream and keep tensors
     late: LateColumns | None = None  # further columns, where the first step shows what is written
 
-    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
-        """Make it ready to act on these rows; `states` says what may be written under `next`."""
-        raise NotImplementedError
+    def bind(self, columns: Columns, lanes: int, states: States) -> Any:
+        """Return the `BoundActor` of these rows; `states` says what may be written under `next`."""
+        file, _, name = self.bound.partition(":")
+        return getattr(importlib.import_module(f"rlcli.collectors.actors.{file}"), name)(self, columns, lanes, states)
 
     def act_with(self, policy: Any) -> None:
         """Act with this copy of the policy from now on."""
@@ -309,6 +292,8 @@ class RandomActor(ActorRunner):
     Under `log_prob_key` goes the log-density of that law, float32, one number or one a dim as the policy writes its.
     """
 
+    bound = "rows:BoundRandom"
+
     def __init__(
         self, actions: ActionFormat, log_prob_key: Key | None = None, log_prob_shape: tuple[int, ...] = (),
         mask_key: Key | None = None,
@@ -321,60 +306,59 @@ class RandomActor(ActorRunner):
         if log_prob_key is not None:
             self.once[log_prob_key] = Field(log_prob_shape, np.dtype(np.float32))
 
-    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
-        return _BoundRandom(self, columns, lanes)
 
+class FastActor(ActorRunner):
+    """Run a policy as a function of rows, taken apart again when it has changed, and draw with noise drawn ahead."""
 
-class _BoundRandom(BoundActor):
-    def __init__(self, actor: RandomActor, columns: Columns, lanes: int) -> None:
-        self.actions, self.lanes = actor.actions, lanes
-        self.action = columns.data.get(ACTION)
-        self.key, self.shape = actor.log_prob_key, actor.log_prob_shape
-        self.log_prob = None if self.key is None else columns.data.get(self.key)
-        self.first = 0
-        key = actor.mask_key
-        self.masks = None if key is None else [row.reshape(lanes, -1) for row in columns.rows[key]]
+    bound = "rows:BoundFastActor"
 
-    def begin(self, noise, first, last) -> None:
-        each = bool(self.shape) and self.shape == self.actions.shape
-        shape = self.actions.shape
-        self.first = first
-        self.uniform = noise.peek(lambda generator, t: generator.random((t, *shape)), last - first, math.prod(shape))
-        drawn, density = self.actions.from_uniform(self.uniform, each=each)  # [steps, N, *] both
-        self.rows = list(drawn)
-        if self.masks is None:
-            self._store(drawn, density, each, first, last)
-        else:
-            self.drawn, self.density = drawn, np.empty(self.uniform.shape)
+    def __init__(
+        self, policy: nn.Module, take_apart: Callable[[Any], ActorRunner], function: Actor, setting: PolicyContext,
+        written: Fields, taken: np.dtype, *, mode: bool, log_prob_shape: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self._policy, self._take_apart = policy, take_apart
+        self._watch: ModuleWatch[nn.Module] = ModuleWatch(policy)
+        self.function, self.setting, self.written, self.taken, self.mode = function, setting, written, taken, mode
+        self.actions, stages = setting.actions, function.stages
+        flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
+        self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
+        self.cells = [stage.cells if stage.state_keys else None for stage in stages]
+        self.calls = any(
+            layers is None and cells is None and not stage.only_reads
+            for stage, layers, cells in zip(stages, self.layers, self.cells, strict=True)
+        )
+        if self.calls:  # a module of somebody's: all are called, on tensors of each step's own
+            self.layers, self.cells = [None] * len(stages), [None] * len(stages)
+        pairs = zip(stages, self.cells, strict=True)  # not is_init of cells: their rows are reset
+        read = (stage.in_keys if cells is None else stage.in_keys[:-1] for stage, cells in pairs)
+        self.reads = {key for keys in read for key in keys} - set(written)
+        self.states = [key for stage in stages for key in stage.state_keys]
+        # features are a part of the state, which is looked at: where nobody wants them they need no column
+        others = {key for stage in stages if not stage.state_keys for key in stage.out_keys}
+        self.passing = {stage.out_keys[0] for stage in stages if stage.state_keys} - others - {*function.param_keys}
+        self.live: Fields = {}
+        self.once: Fields = {**written, ACTION: Field(self.actions.stored.shape, taken)}
+        self.log_prob_key, self.log_prob_shape = function.log_prob_key, log_prob_shape
+        if self.log_prob_key is not None:
+            self.once[self.log_prob_key] = Field(log_prob_shape, np.dtype(np.float32))
+        if function.chosen_key is not None:
+            self.once[function.chosen_key] = Field((1,), np.dtype(np.float32))
+        self.version = 0  # of the function
 
-    def _store(self, drawn: np.ndarray, density: np.ndarray, each: bool, first: int, last: int) -> None:
-        if self.action is not None:
-            column = self.action[:, first:last]
-            across = drawn.swapaxes(0, 1)  # [N, steps, *]
-            if self.actions.encoded:
-                self.actions.encode(across, column)
-            else:
-                column[...] = across
-        if self.log_prob is not None and self.key is not None:
-            if not each and math.prod(self.shape) != 1:
-                raise ArgumentError(
-                    f"the first frames' random actions have no {show(self.key)} like the policy's",
-                    why=f"the policy writes {self.shape} numbers a step for an action of shape {self.actions.shape}",
-                    fix="Use init_random_frames=0, or sum the policy's log-probabilities over the action.",
-                )
-            self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
+    def refresh(self) -> None:
+        if self._watch.version:
+            self.act_with(self._policy)
 
-    def act(self, t: int):
-        offset = t - self.first
-        if self.masks is not None:
-            index, count = pick(self.masks[t], self.actions.sizes, self.uniform[offset].reshape(self.lanes, -1))
-            self.drawn[offset] = index.reshape(self.drawn[offset].shape)
-            self.density[offset] = -np.log(count).reshape(self.drawn[offset].shape)
-        return self.rows[offset]
-
-    def end(self, first, last) -> None:
-        if self.masks is not None:
-            each = bool(self.shape) and self.shape == self.actions.shape
-            taken = slice(last - first)
-            density = self.density[taken] if each else self.density[taken].reshape(last - first, self.lanes, -1).sum(-1)
-            self._store(self.drawn[taken], density, each, first, last)
+    def act_with(self, policy: Any) -> None:
+        """Take a policy apart in the place of the one before."""
+        new = self._take_apart(policy)
+        before, after = ((actor.reads, actor.once, actor.states) for actor in (self, new))
+        if not isinstance(new, FastActor) or before != after:
+            raise ArgumentError(
+                "the policy was changed after its collector was made",
+                why="what it reads and writes, or where it is hooked, decided how its batches are laid out",
+                fix="Make a new collector after such changes.",
+            )
+        self.function, self.layers, self.cells, self.calls = new.function, new.layers, new.cells, new.calls
+        self._policy, self._watch = policy, new._watch
+        self.version += 1

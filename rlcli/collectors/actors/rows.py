@@ -1,4 +1,4 @@
-"""A policy as a function of rows: network stages on raw row tensors, then a draw from a known family in numpy.
+"""Acting on the rows of a batch: network stages on raw row tensors, then a draw from a known family in numpy.
 
 Per step: a few `addmm(out=)` on views of the weights (bitwise what the module computes), one add of noise drawn ahead,
 one argmax or multiply-add.  No TensorDict, distribution or tensor is made.  Recurrent layers take their state from its
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import set_interaction_type
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlcli.collectors.actors.actor import (
     PASSED_ON,
-    ActorRunner,
-    BoundActor,
-    PolicyContext,
+    FastActor,
+    RandomActor,
     States,
     not_finite,
     raised,
@@ -32,12 +32,12 @@ from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.modules import recurrent
-from rlcli.modules.actor import Actor
 from rlcli.modules.distributions.family import Family
+from rlcli.modules.head import StateIndependentScale
+from rlcli.modules.masks import LogitMask, pick
 from rlcli.modules.stages import Stage
-from rlcli.modules.watch import ModuleWatch
 from rlcli.specs.dtypes import dtype_name
-from rlcli.specs.field import Field, Fields
+from rlcli.vec_envs.noise import Noise
 
 if TYPE_CHECKING:
     from rlcli.collectors.batch import Columns
@@ -45,67 +45,27 @@ if TYPE_CHECKING:
 Rows = dict[Key, list[Tensor]]
 
 
-class FastActor(ActorRunner):
-    """Run a policy as a function of rows, taken apart again when it has changed, and draw with noise drawn ahead."""
+class BoundActor:
+    """Act on the rows of one batch: `begin` once before the loop, `act(t)` at every step, `end` once after it."""
 
-    def __init__(
-        self, policy: nn.Module, take_apart: Callable[[Any], ActorRunner], function: Actor, setting: PolicyContext,
-        written: Fields, taken: np.dtype, *, mode: bool, log_prob_shape: tuple[int, ...] = (),
-    ) -> None:  # fmt: skip
-        self._policy, self._take_apart = policy, take_apart
-        self._watch: ModuleWatch[nn.Module] = ModuleWatch(policy)
-        self.function, self.setting, self.written, self.taken, self.mode = function, setting, written, taken, mode
-        self.actions, stages = setting.actions, function.stages
-        flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
-        self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
-        self.cells = [stage.cells for stage in stages]
-        plain_stages = [stage.scale is not None or stage.only_reads for stage in stages]
-        self.calls = any(
-            layers is None and cells is None and not plain
-            for layers, cells, plain in zip(self.layers, self.cells, plain_stages, strict=True)
-        )
-        if self.calls:  # a module of somebody's: all are called, on tensors of each step's own
-            self.layers, self.cells = [None] * len(stages), [None] * len(stages)
-        pairs = zip(stages, self.cells, strict=True)  # not is_init of cells: their rows are reset
-        read = (stage.in_keys if cells is None else stage.in_keys[:-1] for stage, cells in pairs)
-        self.reads = {key for keys in read for key in keys} - set(written)
-        self.states = function.carries
-        # features are a part of the state, which is looked at: where nobody wants them they need no column
-        others = {key for stage in stages if not stage.recurrent for key in stage.out_keys}
-        self.passing = {stage.out_keys[0] for stage in stages if stage.recurrent} - others - {*function.param_keys}
-        self.live: Fields = {}
-        self.once: Fields = {**written, ACTION: Field(self.actions.stored.shape, taken)}
-        self.log_prob_key, self.log_prob_shape = function.log_prob_key, log_prob_shape
-        if self.log_prob_key is not None:
-            self.once[self.log_prob_key] = Field(log_prob_shape, np.dtype(np.float32))
-        if function.chosen_key is not None:
-            self.once[function.chosen_key] = Field((1,), np.dtype(np.float32))
-        self.version = 0  # of the function
+    written: TensorDictBase | None = None  # all that a policy on tensordicts wrote last, its inputs among it
 
-    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
-        return _BoundFastActor(self, columns, lanes)
+    def begin(self, noise: Noise, first: int, last: int) -> None:
+        """Prepare steps `first..last-1`: look at their noise, check that views of the weights are not stale."""
 
-    def refresh(self) -> None:
-        if self._watch.version:
-            self.act_with(self._policy)
+    def renew(self, t: int) -> None:
+        """Look at weights that were overwritten before step t of a leg that has begun."""
 
-    def act_with(self, policy: Any) -> None:
-        """Take a policy apart in the place of the one before."""
-        new = self._take_apart(policy)
-        before, after = ((actor.reads, actor.once, actor.states) for actor in (self, new))
-        if not isinstance(new, FastActor) or before != after:
-            raise ArgumentError(
-                "the policy was changed after its collector was made",
-                why="what it reads and writes, or where it is hooked, decided how its batches are laid out",
-                fix="Make a new collector after such changes.",
-            )
-        self.function, self.layers, self.cells, self.calls = new.function, new.layers, new.cells, new.calls
-        self._policy, self._watch = policy, new._watch
-        self.version += 1
+    def act(self, t: int) -> Any:
+        """Return the action of step t as the env's loop takes it (`ActionFormat`)."""
+        raise NotImplementedError
+
+    def end(self, first: int, last: int) -> None:
+        """Fill the whole-column outputs of these steps (log-probabilities, encoded actions)."""
 
 
-class _BoundFastActor(BoundActor):
-    def __init__(self, actor: FastActor, columns: Columns, lanes: int) -> None:
+class BoundFastActor(BoundActor):
+    def __init__(self, actor: FastActor, columns: Columns, lanes: int, states: States) -> None:
         self.actor, self.lanes, self.steps = actor, lanes, columns.steps
         self.data = columns.data
         steps = columns.steps
@@ -135,7 +95,7 @@ class _BoundFastActor(BoundActor):
     def _bind_weights(self) -> None:
         self.version = self.actor.version
         stages = () if self.actor.calls else self.actor.function.stages
-        self.scales = {stage.out_keys[0]: stage.scale for stage in stages if stage.scale is not None}
+        self.scales = {stage.out_keys[0]: stage.module for stage in stages if stage.is_plain(StateIndependentScale)}
         moving = [key not in self.scales for key in self.actor.function.param_keys]
         self.more_rows = [
             [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
@@ -165,10 +125,10 @@ class _BoundFastActor(BoundActor):
                 runs.append(step_on_rows(cells.weights(), x, before, after, features))
             elif layers is not None:
                 runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
-            elif stage.mask is not None:
+            elif stage.is_plain(LogitMask):
                 logits, mask = (self.rows[key] for key in stage.in_keys)
-                runs.append(stage.mask.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
-            elif stage.scale is None:
+                runs.append(stage.module.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
+            elif not stage.is_plain(StateIndependentScale):
                 runs.append(_on_the_rows(stage, self.rows))
         return runs[0] if len(runs) == 1 else _all(runs)
 
@@ -198,7 +158,7 @@ class _BoundFastActor(BoundActor):
 
     def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
         """Return where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
-        linear = [layer.linear for layers in self.actor.layers for layer in layers or ()]
+        linear = [linear for layers in self.actor.layers for linear, _ in layers or ()]
         parameters: list[Tensor | None] = [p for layer in linear for p in (layer.weight, layer.bias)]
         parameters += [p for cells in self.actor.cells if cells is not None for own in cells.weights() for p in own]
         return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
@@ -289,7 +249,7 @@ class _BoundFastActor(BoundActor):
             self._check_odd(t)
             return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
 
-        masked = any(stage.mask is not None for stage in self.actor.function.stages)
+        masked = any(stage.is_plain(LogitMask) for stage in self.actor.function.stages)
         act = act_masked if masked else act_mode if self.drawn is None else act_drawn
         loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
@@ -364,3 +324,58 @@ def _all(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
             run(t)
 
     return forward
+
+
+class BoundRandom(BoundActor):
+    def __init__(self, actor: RandomActor, columns: Columns, lanes: int, states: States) -> None:
+        self.actions, self.lanes = actor.actions, lanes
+        self.action = columns.data.get(ACTION)
+        self.key, self.shape = actor.log_prob_key, actor.log_prob_shape
+        self.log_prob = None if self.key is None else columns.data.get(self.key)
+        self.first = 0
+        key = actor.mask_key
+        self.masks = None if key is None else [row.reshape(lanes, -1) for row in columns.rows[key]]
+
+    def begin(self, noise, first, last) -> None:
+        each = bool(self.shape) and self.shape == self.actions.shape
+        shape = self.actions.shape
+        self.first = first
+        self.uniform = noise.peek(lambda generator, t: generator.random((t, *shape)), last - first, math.prod(shape))
+        drawn, density = self.actions.from_uniform(self.uniform, each=each)  # [steps, N, *] both
+        self.rows = list(drawn)
+        if self.masks is None:
+            self._store(drawn, density, each, first, last)
+        else:
+            self.drawn, self.density = drawn, np.empty(self.uniform.shape)
+
+    def _store(self, drawn: np.ndarray, density: np.ndarray, each: bool, first: int, last: int) -> None:
+        if self.action is not None:
+            column = self.action[:, first:last]
+            across = drawn.swapaxes(0, 1)  # [N, steps, *]
+            if self.actions.encoded:
+                self.actions.encode(across, column)
+            else:
+                column[...] = across
+        if self.log_prob is not None and self.key is not None:
+            if not each and math.prod(self.shape) != 1:
+                raise ArgumentError(
+                    f"the first frames' random actions have no {show(self.key)} like the policy's",
+                    why=f"the policy writes {self.shape} numbers a step for an action of shape {self.actions.shape}",
+                    fix="Use init_random_frames=0, or sum the policy's log-probabilities over the action.",
+                )
+            self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
+
+    def act(self, t: int):
+        offset = t - self.first
+        if self.masks is not None:
+            index, count = pick(self.masks[t], self.actions.sizes, self.uniform[offset].reshape(self.lanes, -1))
+            self.drawn[offset] = index.reshape(self.drawn[offset].shape)
+            self.density[offset] = -np.log(count).reshape(self.drawn[offset].shape)
+        return self.rows[offset]
+
+    def end(self, first, last) -> None:
+        if self.masks is not None:
+            each = bool(self.shape) and self.shape == self.actions.shape
+            taken = slice(last - first)
+            density = self.density[taken] if each else self.density[taken].reshape(last - first, self.lanes, -1).sum(-1)
+            self._store(self.drawn[taken], density, each, first, last)

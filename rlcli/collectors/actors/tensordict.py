@@ -18,7 +18,6 @@ from torch import nn
 from rlcli.collectors.actors.actor import (
     NOT_STEPPED,
     ActorRunner,
-    BoundActor,
     Outputs,
     PolicyContext,
     States,
@@ -30,6 +29,7 @@ from rlcli.collectors.actors.actor import (
     states_of,
     take,
 )
+from rlcli.collectors.actors.rows import BoundActor
 from rlcli.collectors.devices import synchronize
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
@@ -50,6 +50,7 @@ class TensorDictActor(ActorRunner):
     decides. `why`: the reason that it is not run on rows.
     """
 
+    bound = "tensordict:BoundTensorDict"
     late: LateColumns
     calls = True
 
@@ -91,15 +92,12 @@ class TensorDictActor(ActorRunner):
         if self.log_prob_key is not None:
             self.log_prob_shape = self.live[self.log_prob_key][0]
 
-    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
-        return _BoundTensorDict(self, columns, states)
-
     def act_with(self, policy: Any) -> None:
         self.policy, self.bits = policy, _bits_of(policy)
 
 
-class _BoundTensorDict(BoundActor):
-    def __init__(self, actor: TensorDictActor, columns: Columns, states: States) -> None:
+class BoundTensorDict(BoundActor):
+    def __init__(self, actor: TensorDictActor, columns: Columns, lanes: int, states: States) -> None:
         self.actor, self.columns, self.carried = actor, columns, states
         self.rows = {key: [torch.from_numpy(row) for row in columns.rows[key]] for key in (ACTION, *actor.kinds)}
         self.action_rows = columns.rows[ACTION]

@@ -25,7 +25,7 @@ from rlcli.collectors.workers.worker import WorkerBatch
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS, Key, show
 from rlcli.processes.region import Arrays, Region
-from rlcli.vec_envs.bounds import Worst, sentence
+from rlcli.vec_envs.bounds import sentence
 
 
 class SharedBatch:
@@ -59,7 +59,7 @@ class Outside:
 
     def news(self) -> list[tuple[str, str, int]]:
         fresh, self._fresh = self._fresh, {}
-        return [(key, sentence(key, Worst(**self._found[key]["worst"])), count) for key, count in fresh.items()]
+        return [(key, sentence(key, self._found[key]["worst"]), count) for key, count in fresh.items()]
 
     def figures(self) -> dict[str, dict[str, Any]]:
         return {key: dict(entry) for key, entry in self._found.items()}

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.config.run_files import SEGMENTS, SUMMARY, read_run_file, saved_frames
-from rlcli.data.fields import DTYPE, KEY, SHAPE
 from rlcli.data.files.disk import STAMP
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
-from rlcli.data.next_obs.modes import keeps_none
+from rlcli.data.files.tensors import DTYPE, KEY, SHAPE
+from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key, unravel
 from rlcli.typed import Misfit, anything, flag, kinds, listed, mapping, number, optional, record, some, text, whole
@@ -85,7 +85,7 @@ def numbered(folder: Path) -> list[Path]:
 
 def left_out(metadata: Mapping[str, Any]) -> tuple[list[Key], float | None] | None:
     """Return what next observations a `compact` collection left out, and its fill value; else None."""
-    if not keeps_none(metadata.get("next_obs")) or "observations" not in metadata:
+    if KEEPS.get(metadata.get("next_obs", "")) != NONE or "observations" not in metadata:
         return None
     return [unravel(tuple(key)) for key in metadata["observations"]], metadata.get("fill_value")
 

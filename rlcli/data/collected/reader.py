@@ -26,12 +26,12 @@ from rlcli.data.collected.folder import (
 from rlcli.data.files.disk import Stamp, digest_of
 from rlcli.data.files.journal import JOURNAL, Record, read_record, records, scan, state_name
 from rlcli.data.files.tensors import decode, encode, header_of
-from rlcli.data.next_obs.modes import codes, with_next
+from rlcli.data.next_obs.modes import KEEPS, with_next
 from rlcli.data.next_obs.packing import concat
 from rlcli.data.storages.mapped import MappedRows
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import NEXT, Key, as_tuple
-from rlcli.specs.field import Field
+from rlcli.specs.field import CODED, Field
 from rlcli.transforms import NextObservationDelta
 from rlcli.typed import Misfit
 
@@ -261,7 +261,7 @@ class SegmentReader:
         DamagedDataError
             As `read`.
         """
-        if codes(self.metadata.get("next_obs")):
+        if KEEPS.get(self.metadata.get("next_obs", "")) == CODED:
             return NextObservationDelta()(self.read(i))
         if (compact := left_out(self.metadata)) is None:
             raise ArgumentError(

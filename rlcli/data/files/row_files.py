@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import check_fields, column_offsets, listed_fields, read_fields, width_of
+from rlcli.data.fields import column_offsets, listed_fields, read_fields, width_of
 from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.sealed_folder import SealedFolders
-from rlcli.data.files.tensors import memory_of
+from rlcli.data.files.tensors import check_fields, memory_of
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key
 from rlcli.specs.field import Field

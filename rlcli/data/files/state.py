@@ -23,9 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.files.tensors import decode, encode
 from rlcli.errors import ArgumentError, DamagedDataError, RlcliError, in_words
-from rlcli.typed import mapping, parsed
 
 _PLAIN = (type(None), bool, int, str)
 _TREE = "@tree"  # the name of the JSON among a file's tensors; no path in a state begins with "@"
@@ -136,12 +134,17 @@ _RESTORE: dict[str, Callable[[Any, Mapping[str, Tensor]], Any]] = {
 def encode_state(state: Mapping[str, Any]) -> list[bytes | memoryview]:
     """Return the content of a safetensors file that holds a state."""
     tree, tensors = flatten(dict(state))
+    from rlcli.data.files.tensors import encode  # not above: a run copies its state long before it writes one
+
     text = json.dumps(tree, allow_nan=False).encode()
     return encode({**tensors, _TREE: torch.frombuffer(bytearray(text), dtype=torch.uint8)})
 
 
 def decode_state(content: bytes, where: str) -> dict[str, Any]:
     """Decode what `encode_state` gave; tensors on the CPU."""
+    from rlcli.data.files.tensors import decode
+    from rlcli.typed import mapping, parsed
+
     tensors = decode(content, where)
     try:
         state = restore(parsed(tensors.pop(_TREE).numpy().tobytes()), tensors)

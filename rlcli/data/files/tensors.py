@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from rlcli.data.fields import DTYPES
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
-from rlcli.typed import Check, Misfit, choice, listed, mapping, parsed, record, row, whole
+from rlcli.typed import Check, Misfit, choice, listed, mapping, parsed, record, row, text, whole
 
 _NAMES = {
     torch.float64: "F64",
@@ -123,6 +124,23 @@ def map_file(path: Path, size: int, *, shared: bool = True) -> Tensor:
 
 
 # ---- checks of what was read; see `rlcli.typed` --------------------------------------------------------------------
+KEY = listed(text(r"(?s).+"), least=1)
+SHAPE = listed(whole(), most=64)
+DTYPE = choice(*DTYPES)
+MOST_BYTES = 1 << 46  # of one row
+_FIELDS = listed(row(KEY, DTYPE, SHAPE))
+
+
+def check_fields(x: Any) -> None:
+    """Refuse (Misfit) what is not as `listed_fields` writes it."""
+    _FIELDS(x)
+    keys = [tuple(key) for key, _, _ in x]
+    if len(set(keys)) < len(keys):
+        raise Misfit("a key is there twice")
+    if (width := sum(math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in x)) > MOST_BYTES:
+        raise Misfit(f"a row would have {width:,} bytes")
+
+
 def tensor(dtype: torch.dtype | None, *shape: int | None) -> Check:
     """Return a tensor on the CPU of this dtype and shape; None is any."""
 

@@ -18,7 +18,7 @@ from rlcli.kernels import index as layout
 from rlcli.kernels.index import CURSOR, EXACT, HAS_IDS, KNOWN, LANES, STEPS
 
 if TYPE_CHECKING:
-    from rlcli.data.next_obs.pairs import SidePool
+    from rlcli.data.next_obs.pairs import Pairs
 
 
 def bytes_for(rows: int, runs: int, trajectories: int, *, ids: bool, apart: int | None = None) -> int:
@@ -29,10 +29,10 @@ def bytes_for(rows: int, runs: int, trajectories: int, *, ids: bool, apart: int 
 
 
 class IndexArrays:
-    """Hold the arrays of an index: see the module; sizes are those of `TrajectoryIndex`."""
+    """Hold the arrays of an index: see the module; parameters are those of `TrajectoryIndex`."""
 
     def __init__(
-        self, steps: int, lanes: int = 1, *, has_ids: bool = False, pool: SidePool | None = None, exact: bool = False
+        self, steps: int, lanes: int = 1, *, has_ids: bool = False, pool: Pairs | None = None, exact: bool = False
     ):
         self.space = RingSpace(steps, lanes)
         self.pool, self.version = pool, 0  # `version` counts changes: what was derived holds while it is the same
@@ -51,12 +51,12 @@ class IndexArrays:
 
     @property
     def cursor(self) -> int:
-        """Return the step that is written next."""
+        """The step that is written next."""
         return int(self.scalars[CURSOR])
 
     @property
     def base(self) -> int:
-        """Return the oldest live step."""
+        """The oldest live step."""
         return self.space.base(self.cursor)
 
     def __len__(self) -> int:
@@ -114,17 +114,12 @@ class IndexArrays:
         larger = np.concatenate((self.slots, np.empty(slots - len(self.slots), np.int64)))
         self.pool.grow(slots)
         self.slots = larger
-        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.address, self.pool.slot_width
-
-    def use_pool(self, pool: SidePool) -> None:
-        """Go on with the same slots in another form."""
-        self.pool = pool
-        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = pool.address, pool.slot_width
+        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.memory.ctypes.data, self.pool.slot_width
 
     def find_pool(self) -> None:
-        """Note where the copied pool lies, after the arrays were copied."""
+        """Note where the pool lies, after it was copied or its slots took another form."""
         if self.pool is not None:
-            self.scalars[layout.POOL] = self.pool.address
+            self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.memory.ctypes.data, self.pool.slot_width
 
     # ---- for `remark`, where rows are stored already -----------------------------------------------------------
     def begin(self, other: IndexArrays) -> None:

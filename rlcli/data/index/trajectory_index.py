@@ -20,16 +20,16 @@ from rlcli import arguments, kernels
 from rlcli.data.index.arrays import IndexArrays
 from rlcli.errors import ArgumentError
 from rlcli.kernels import index as layout
-from rlcli.kernels.index import CURSOR, EXACT, HAS_IDS
+from rlcli.kernels.index import EXACT, HAS_IDS
 
 if TYPE_CHECKING:
-    from rlcli.data.next_obs.pairs import SidePool
+    pass
 
 _NO_TABLE = np.empty(0, np.int64)
 
 
-class TrajectoryIndex:
-    """See the module.
+class TrajectoryIndex(IndexArrays):
+    """See the module; all that it knows are its arrays.
 
     Parameters
     ----------
@@ -37,40 +37,13 @@ class TrajectoryIndex:
         Of the ring.
     has_ids : bool
         Rows carry trajectory ids.
-    pool : SidePool, optional
+    pool : Pairs, optional
         Where next observations are kept that no row stands for; without one they are not known.
     exact : bool
         Every row's next observation must be found again, not only those of open trajectories.
-
-    Attributes
-    ----------
-    arrays : IndexArrays
-        All that it knows.
     """
 
-    def __init__(
-        self, steps: int, lanes: int = 1, *, has_ids: bool = False, pool: SidePool | None = None, exact: bool = False
-    ):
-        self.arrays = IndexArrays(steps, lanes, has_ids=has_ids, pool=pool, exact=exact)
-        self._table: tuple[tuple | None, np.ndarray, np.ndarray] = (None, _NO_TABLE, _NO_TABLE)
-
-    @property
-    def cursor(self) -> int:
-        """The step that is written next."""
-        return int(self.arrays.scalars[CURSOR])
-
-    @property
-    def base(self) -> int:
-        """The oldest live step."""
-        return self.arrays.space.base(self.cursor)
-
-    def __len__(self) -> int:
-        return len(self.arrays)
-
-    @property
-    def version(self) -> int:
-        """Counts changes; what was derived from the index holds while it is the same."""
-        return self.arrays.version
+    _table: tuple[tuple | None, np.ndarray, np.ndarray] = (None, _NO_TABLE, _NO_TABLE)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def prepare(
@@ -91,14 +64,13 @@ class TrajectoryIndex:
         per_env : int
             Rows of one env in a flat batch; `length` elsewhere.
         """
-        arrays = self.arrays
-        if len(arrays.notes) < len(done):
-            arrays.notes = np.empty(len(done), np.uint8)
+        if len(self.notes) < len(done):
+            self.notes = np.empty(len(done), np.uint8)
         kernels.index.write.compare(
-            arrays.scalars, pairs, form, where, ids, done.view(np.uint8), length, per_env, start, stop, arrays.notes
+            self.scalars, pairs, form, where, ids, done.view(np.uint8), length, per_env, start, stop, self.notes
         )
-        if not kernels.index.write.fits(*arrays.passed[:-1]):
-            arrays.grow()
+        if not kernels.index.write.fits(*self.passed[:-1]):
+            self.grow()
 
     def record(
         self, pairs: np.ndarray, form: int, where: np.ndarray, ids: np.ndarray, done: np.ndarray,
@@ -106,10 +78,10 @@ class TrajectoryIndex:
     ) -> None:  # fmt: skip
         """Follow the steps that were prepared last, at most as many as the ring has."""
         kernels.index.write.record(
-            *self.arrays.passed, self.arrays.notes,
+            *self.passed, self.notes,
             pairs, form, where, ids, done.view(np.uint8), length, per_env, start, stop,
         )  # fmt: skip
-        self.arrays.version += 1
+        self.version += 1
 
     def cut(self, *, named: bool = False, lanes: np.ndarray | None = None) -> None:
         """What is written next goes on with no trajectory that has no id; with `named`, with none at all.
@@ -119,30 +91,29 @@ class TrajectoryIndex:
         lanes : bool array ``[lanes]``, optional
             Those that are cut; all by default, and always those that are `named`.
         """
-        arrays = self.arrays
-        chosen = np.ones(arrays.space.lanes, bool) if lanes is None else lanes
-        kernels.index.read.cut_nameless(arrays.scalars, arrays.runs, arrays.trajs, arrays.slots, chosen)
-        if not named or not arrays.scalars[HAS_IDS]:
+        chosen = np.ones(self.space.lanes, bool) if lanes is None else lanes
+        kernels.index.read.cut_nameless(self.scalars, self.runs, self.trajs, self.slots, chosen)
+        if not named or not self.scalars[HAS_IDS]:
             return
-        states = arrays.trajs[layout.STATE]
+        states = self.trajs[layout.STATE]
         for traj in np.flatnonzero((states == layout.OPEN) | (states == layout.PARKED)).tolist():
             states[traj] = layout.CLOSED
-            lane, at = arrays.trajs[layout.LANE, traj], arrays.trajs[layout.LAST, traj] & (arrays.runs.shape[2] - 1)
-            if not arrays.scalars[EXACT]:
-                arrays.give_slot(int(arrays.runs[layout.WHERE, lane, at]))
-                arrays.runs[layout.WHERE, lane, at] = layout.BELOW
-        arrays.refresh()
+            lane, at = self.trajs[layout.LANE, traj], self.trajs[layout.LAST, traj] & (self.runs.shape[2] - 1)
+            if not self.scalars[EXACT]:
+                self.give_slot(int(self.runs[layout.WHERE, lane, at]))
+                self.runs[layout.WHERE, lane, at] = layout.BELOW
+        self.refresh()
 
     # ---- rows --------------------------------------------------------------------------------------------------
     def successors(self, rows: np.ndarray) -> np.ndarray:
         """The row in which each row's trajectory goes on, int64; -1 where no such row is stored."""
         out = np.empty(len(rows), np.int64)
-        kernels.index.read.successors(*self.arrays.of_rows, rows, out)
+        kernels.index.read.successors(*self.of_rows, rows, out)
         return out
 
     def goes_below(self, rows: np.ndarray) -> np.ndarray:
         """Whether each row's trajectory goes on in the row below it, bool."""
-        return self.successors(rows) == self.arrays.space.below(rows)
+        return self.successors(rows) == self.space.below(rows)
 
     def is_end(self, rows: np.ndarray) -> np.ndarray:
         """Whether no stored row continues each row's trajectory, bool."""
@@ -151,14 +122,14 @@ class TrajectoryIndex:
     def next_places(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
         """In `exact`: the row that holds each row's next observation, or -1 - slot; and how many slots there are."""
         out = np.empty(len(rows), np.int64)
-        return out, kernels.index.read.next_places(*self.arrays.of_rows, rows, out)
+        return out, kernels.index.read.next_places(*self.of_rows, rows, out)
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Each row's trajectory id, int64; where rows carry no ids, a number that no two stored trajectories share."""
-        if not self.arrays.scalars[HAS_IDS]:
+        if not self.scalars[HAS_IDS]:
             return self.numbers(rows)
         out = np.empty(len(rows), np.int64)
-        kernels.index.read.ids_of(*self.arrays.of_trajectories, rows, out)
+        kernels.index.read.ids_of(*self.of_trajectories, rows, out)
         return out
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
@@ -172,7 +143,7 @@ class TrajectoryIndex:
     def whose(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`ids` where rows carry them, `positions` and `numbers`, at once."""
         out = np.empty((3, len(rows)), np.int64)
-        kernels.index.read.whose(*self.arrays.of_trajectories, rows, out[0], out[1], out[2])
+        kernels.index.read.whose(*self.of_trajectories, rows, out[0], out[1], out[2])
         return out[0], out[1], out[2]
 
     def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -188,14 +159,14 @@ class TrajectoryIndex:
         if n < 1:
             raise ArgumentError("a walk has at least one step", why=f"got {n}")
         path, steps = np.empty((len(rows), n), np.int64), np.empty(len(rows), np.int64)
-        kernels.index.read.walk(*self.arrays.of_rows, rows, path, steps)
+        kernels.index.read.walk(*self.of_rows, rows, path, steps)
         return path, steps
 
     # ---- trajectories ------------------------------------------------------------------------------------------
     @property
     def count(self) -> int:
         """Stored trajectories, of which at least one row is live."""
-        return int(self.arrays.scalars[layout.TRAJ_LIVE])
+        return int(self.scalars[layout.TRAJ_LIVE])
 
     def trajectories(self) -> dict[str, np.ndarray]:
         """All stored trajectories, oldest row first.
@@ -206,20 +177,20 @@ class TrajectoryIndex:
             `id`, `number`, `length` (live rows), `position` (of the oldest live row: how many were overwritten),
             `row` (where that one lies), `lane`, `closed` (nothing can be added to it).
         """
-        high = int(self.arrays.scalars[layout.TRAJ_HIGH])
+        high = int(self.scalars[layout.TRAJ_HIGH])
         found = np.zeros((high, 3), np.int64)
-        kernels.index.read.lengths(*self.arrays.of_trajectories, found)
+        kernels.index.read.lengths(*self.of_trajectories, found)
         numbers = np.flatnonzero(found[:, 0])
-        first = self.arrays.space.steps_of(found[numbers, 2], self.cursor)
+        first = self.space.steps_of(found[numbers, 2], self.cursor)
         numbers = numbers[np.lexsort((found[numbers, 2], first))]
         return {
-            "id": self.arrays.trajs[layout.ID, numbers] if self.arrays.scalars[HAS_IDS] else numbers,
+            "id": self.trajs[layout.ID, numbers] if self.scalars[HAS_IDS] else numbers,
             "number": numbers,
             "length": found[numbers, 0],
             "position": found[numbers, 1],
             "row": found[numbers, 2],
-            "lane": self.arrays.trajs[layout.LANE, numbers],
-            "closed": self.arrays.trajs[layout.STATE, numbers] == layout.CLOSED,
+            "lane": self.trajs[layout.LANE, numbers],
+            "closed": self.trajs[layout.STATE, numbers] == layout.CLOSED,
         }
 
     def draw(
@@ -258,7 +229,7 @@ class TrajectoryIndex:
         numbers = weights = _NO_TABLE
         while True:
             written = kernels.index.draw.draw(
-                *self.arrays.of_trajectories, self.arrays.bits, random.state, count, slice_len,
+                *self.of_trajectories, self.bits, random.state, count, slice_len,
                 least, left, right, by_rows, numbers, weights, rows, sizes, fails,
             )  # fmt: skip
             if written >= 0:
@@ -283,19 +254,17 @@ class TrajectoryIndex:
         _, positions, numbers = self.whose(first)
         most = np.broadcast_to(np.asarray(most, np.int64), first.shape)
         rows, added = np.empty(len(slices.rows) + most.sum(), np.int64), np.empty(len(first), np.int64)
-        count = kernels.index.draw.led_in(
-            *self.arrays.of_trajectories, numbers, positions, slices.lengths, most, rows, added
-        )
+        count = kernels.index.draw.led_in(*self.of_trajectories, numbers, positions, slices.lengths, most, rows, added)
         return Slices(rows[:count], slices.lengths + added), added
 
     def _eligible(self, least: int, both: int, by_rows: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return the trajectories of at least `least` rows and their cumulated weights, once a `version`."""
         asked = (self.version, least, both, by_rows)
         if self._table[0] != asked:
-            high = int(self.arrays.scalars[layout.TRAJ_HIGH])
+            high = int(self.scalars[layout.TRAJ_HIGH])
             numbers, weights = np.empty(high, np.int64), np.empty(high, np.int64)
             n = kernels.index.draw.eligible(
-                *self.arrays.of_trajectories, least, both, by_rows, numbers, weights
+                *self.of_trajectories, least, both, by_rows, numbers, weights
             )  # fmt: skip
             self._table = (asked, numbers[:n], weights[:n])
         if not len(self._table[1]):

@@ -24,45 +24,25 @@ from rlcli.keys import TRAJ_IDS, Key, delta_key, kept_key, scale_key, under_next
 from rlcli.specs.base import fill_for
 from rlcli.specs.field import CODED, NONE, OWN, PASS, SHARED, SPARSE, Field, Fields
 
-NEXT = {"full": OWN, "exact": SHARED, "compact": NONE, "delta": CODED}  # mode -> how next observations are kept
-MODES = tuple(NEXT)
-
-
-def keeps_none(mode: str | None) -> bool:
-    """Say whether a mode keeps no next observation where an episode ends."""
-    return NEXT.get(mode or "") == NONE
-
-
-def shares(mode: str | None) -> bool:
-    """Say whether a mode finds next observations in the row below."""
-    return NEXT.get(mode or "") == SHARED
-
-
-def codes(mode: str | None) -> bool:
-    """Say whether a mode keeps next observations as rounded differences."""
-    return NEXT.get(mode or "") == CODED
-
-
-def stores_twice(mode: str) -> bool:
-    """Say whether a mode keeps every next observation beside its observation."""
-    return NEXT[mode] == OWN
+KEEPS = {"full": OWN, "exact": SHARED, "compact": NONE, "delta": CODED}  # mode -> how next observations are kept
+MODES = tuple(KEEPS)
 
 
 def instead_of(mode: str) -> str:
     """Return the mode to use where this one saves nothing."""
-    return "exact" if codes(mode) else "full"
+    return "exact" if KEEPS[mode] == CODED else "full"
 
 
 def of_buffer(mode: str) -> str:
     """Return the mode of a buffer whose rows come in this one."""
-    return mode if shares(mode) else "full"
+    return mode if KEEPS[mode] == SHARED else "full"
 
 
 def next_in(field: Field, mode: str) -> str:
     """Say how a mode keeps a field's next value; one that a transform's pass writes has a column, or none."""
-    if field.next == NONE or NEXT[mode] == NONE:
+    if field.next == NONE or KEEPS[mode] == NONE:
         return NONE
-    return OWN if field.written == PASS else NEXT[mode]
+    return OWN if field.written == PASS else KEEPS[mode]
 
 
 def stored(fields: Mapping[Key, Field], mode: str, code: torch.dtype = torch.float16) -> Fields:
@@ -157,7 +137,7 @@ def build_exact(
         return {}
     lanes, steps = next(iter(now.values())).shape[:2]
     positions, order = _ends(lanes, steps, places)
-    ends = Successors.trusted(torch.Size((lanes, steps) if batched else (steps,)), torch.from_numpy(positions))
+    ends = Successors(torch.Size((lanes, steps) if batched else (steps,)), torch.from_numpy(positions))
     out: dict[Key, Tensor] = {}
     for key, column in now.items():
         obs = torch.from_numpy(column) if isinstance(column, np.ndarray) else column

@@ -16,8 +16,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.data.next_obs.rows import Rows, Successors
-from rlcli.data.next_obs.sparse import Sparse, is_sparse, sparse_of, sparse_rows
+from rlcli.data.next_obs.rows import Rows, Successors, is_sparse
+from rlcli.data.next_obs.sparse import Sparse, sparse_of, sparse_rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import NEXT, Key, as_tuple, under_next, unravel
 
@@ -75,7 +75,7 @@ def unpack(packed: Packed) -> TensorDictBase:
     ArgumentError
         Ends or extra rows do not fit the batch.
     """
-    return _lazy(packed, None if packed.ends is None else Successors(packed.batch.shape, packed.ends))
+    return _lazy(packed, None if packed.ends is None else Successors.checked(packed.batch.shape, packed.ends))
 
 
 def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: bool = False) -> TensorDictBase:
@@ -86,7 +86,7 @@ def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: boo
     sparse = {key: rows.to(device, non_blocking=non_blocking) for key, rows in packed.sparse.items()}
     moved = Packed(packed.batch.to(device, non_blocking=non_blocking), ends, extra, sparse)
     # these ends were right before: looking at them again would make the host wait for the copy
-    return _lazy(moved, None if ends is None else Successors.trusted(batch.shape, ends))
+    return _lazy(moved, None if ends is None else Successors(batch.shape, ends))
 
 
 def full_next_obs(batch: TensorDictBase) -> TensorDictBase:

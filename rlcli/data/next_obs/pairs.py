@@ -1,8 +1,7 @@
 """Observations and their next ones as a ring sees them: compared by their bytes, and what no stored row stands for.
 
-`Pairs` lays a batch out for the pass that compares; `SidePool` keeps the next observations that no row can stand for,
-one packed row of all keys a slot (which slots are in use is the index's affair); `Unfollowed` warns where these are
-so many that `exact` saves little.
+Which slots are in use is the index's affair; `count_unfollowed` warns where these are so many that `exact` saves
+little.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlcli import kernels
-from rlcli.data.fields import bytes_of, column_offsets
+from rlcli.data.fields import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.kernels.index import PAIRED, UNFOLLOWED
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
@@ -39,16 +38,23 @@ def observation_keys(fields: Mapping[Key, Field]) -> list[Key]:
 
 
 class Pairs:
-    """Give the index the observations of one batch after another."""
+    """Show the index the observations of one batch after another, and hold next ones that no row stands for.
 
-    def __init__(self, keys: Sequence[Key], fields: Mapping[Key, Field], pool: SidePool | None) -> None:
-        self.keys: list[Key] = list(keys)
-        self.nexts: list[Key] = [under_next(key) for key in keys]
-        self._fields = [fields[key] for key in keys]
-        self._choices = frozenset() if pool is None else pool.choices
+    These lie in slots of plain memory, `slot_width` bytes each, one packed row of all keys a slot.
+    """
+
+    def __init__(self, fields: Mapping[Key, Field], choices: Collection[Key] = ()) -> None:
+        # of `choices`, keys of one-hot rows, a slot holds the index, int32
+        self.fields, self.choices = dict(fields), frozenset(choices)
+        self.keys: list[Key] = list(fields)
+        self.nexts: list[Key] = [under_next(key) for key in fields]
+        kept = [_PLACE if key in self.choices else field for key, field in self.fields.items()]
+        self.widths = np.array([field.width for field in kept], np.int64)  # int64 [K]: bytes of a key
+        self.slot_width = int(self.widths.sum())
+        self.offsets = np.cumsum(self.widths) - self.widths  # int64 [K]: where it begins in a slot
+        self.memory = np.empty((0, self.slot_width), np.uint8)
         self.table = np.zeros((6, len(self.keys)), np.int64)  # rows: see kernels/index/write.py
-        if pool is not None:
-            self.table[3], self.table[4] = pool.widths, pool.offsets
+        self.table[3], self.table[4] = self.widths, self.offsets
         self.batch: list[Tensor] = []  # whose memory the table points at
 
     def point(
@@ -61,11 +67,11 @@ class Pairs:
         found = [given[key] for key in self.nexts]
         self.table[0] = [root.data_ptr() for root in roots]
         self.batch = roots
-        shared = None if self._choices else _shared(found, roots, count)
+        shared = None if self.choices else _shared(found, roots, count)
         if shared is None:
             plain = []
-            for k, (key, x, field) in enumerate(zip(self.keys, found, self._fields, strict=True)):
-                if key not in self._choices:
+            for k, (key, x, field) in enumerate(zip(self.keys, found, self.fields.values(), strict=True)):
+                if key not in self.choices:
                     plain.append(_on_cpu((x.full() if isinstance(x, Rows) else x).reshape(count, *field.shape)))
                     continue
                 root, after = indices_of(roots[k]), _next_indices(x, field)
@@ -84,6 +90,51 @@ class Pairs:
             self.batch += [obs, extra]
             self.table[1, k], self.table[2, k], self.table[5, k] = obs.data_ptr(), extra.data_ptr(), len(obs)
         return form, where
+
+    # ---- slots -----------------------------------------------------------------------------------------------------
+    def grow(self, slots: int) -> None:
+        """Make room for at least this many slots; those that are there keep their number."""
+        memory = np.empty((slots, self.slot_width), np.uint8)
+        memory[: len(self.memory)] = self.memory
+        self.memory = memory
+
+    def pack(self, columns: Mapping[Key, Tensor]) -> np.ndarray:
+        """Return the rows of all keys in slots of their own, uint8 ``[N, slot_width]``."""
+        parts = []
+        for key in self.fields:
+            column = indices_of(columns[key]) if key in self.choices else columns[key]
+            assert column is not None  # `Contents.fit` has looked
+            parts.append(bytes_of(column))
+        return torch.cat(parts, 1).numpy() if parts else np.empty((0, 0), np.uint8)
+
+    def column(self, key: Key, slots: np.ndarray) -> Tensor:
+        """Return what these slots hold of a key, `[N, *F]`."""
+        k, field = self.keys.index(key), self.fields[key]
+        part = np.ascontiguousarray(self.memory[slots, self.offsets[k] : self.offsets[k] + self.widths[k]])
+        if key not in self.choices:
+            return torch.from_numpy(part).view(field.dtype).view(len(slots), *field.shape)
+        places = torch.from_numpy(part).view(torch.int32).view(-1, 1).long()
+        out = torch.zeros((len(slots), *field.shape), dtype=field.dtype)
+        return out.scatter_(1, places.clamp(0, field.shape[0] - 1), (places >= 0).to(field.dtype))
+
+    def whole(self) -> Pairs:
+        """Return the same slots without choices: rows are kept as they are."""
+        pairs, slots = Pairs(self.fields), np.arange(len(self.memory))
+        pairs.memory = pairs.pack({key: self.column(key, slots) for key in self.fields})
+        return pairs
+
+    def patch(self, places: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        """Write slot s over row i of every column wherever ``places[i] == -1 - s``."""
+        plain = {key: column for key, column in columns.items() if key not in self.choices and column.is_cpu}
+        if plain:
+            chosen = [self.keys.index(key) for key in plain]
+            targets = np.array([column.data_ptr() for column in plain.values()], np.int64)
+            address, offsets, widths = self.memory.ctypes.data, self.offsets[chosen], self.widths[chosen]
+            kernels.index.read.patch(places, address, self.slot_width, offsets, widths, targets)
+        at = np.flatnonzero(places < 0)
+        for key in columns.keys() - plain.keys():
+            column = columns[key]
+            column[torch.from_numpy(at).to(column.device)] = self.column(key, -1 - places[at]).to(column.device)
 
 
 def indices_of(rows: Tensor) -> Tensor | None:
@@ -136,88 +187,19 @@ def _on_cpu(column: Tensor) -> Tensor:
     return column if column.is_contiguous() else column.contiguous()
 
 
-class SidePool:
-    """Hold slots of packed observations in plain memory, `slot_width` bytes each."""
-
-    def __init__(self, fields: Mapping[Key, Field], choices: Collection[Key] = ()) -> None:
-        # of `choices`, keys of one-hot rows, a slot holds the index, int32
-        self.fields, self.choices = dict(fields), frozenset(choices)
-        kept = {key: _PLACE if key in self.choices else field for key, field in self.fields.items()}
-        self.widths = np.array([field.width for field in kept.values()], np.int64)  # int64 [K]: bytes of a key
-        offsets, self.slot_width = column_offsets(kept, 1)  # int64 [K]: where it begins in a slot
-        self.offsets = np.array([*offsets.values()], np.int64)
-        self.memory = np.empty((0, self.slot_width), np.uint8)
-
-    @property
-    def address(self) -> int:
-        return self.memory.ctypes.data
-
-    def grow(self, slots: int) -> None:
-        """Make room for at least this many slots; those that are there keep their number."""
-        memory = np.empty((slots, self.slot_width), np.uint8)
-        memory[: len(self.memory)] = self.memory
-        self.memory = memory
-
-    def pack(self, columns: Mapping[Key, Tensor]) -> np.ndarray:
-        """Return the rows of all keys in slots of their own, uint8 ``[N, slot_width]``."""
-        parts = []
-        for key in self.fields:
-            column = indices_of(columns[key]) if key in self.choices else columns[key]
-            assert column is not None  # `Contents.fit` has looked
-            parts.append(bytes_of(column))
-        return torch.cat(parts, 1).numpy() if parts else np.empty((0, 0), np.uint8)
-
-    def column(self, key: Key, slots: np.ndarray) -> Tensor:
-        """Return what these slots hold of a key, `[N, *F]`."""
-        k, field = list(self.fields).index(key), self.fields[key]
-        part = np.ascontiguousarray(self.memory[slots, self.offsets[k] : self.offsets[k] + self.widths[k]])
-        if key not in self.choices:
-            return torch.from_numpy(part).view(field.dtype).view(len(slots), *field.shape)
-        places = torch.from_numpy(part).view(torch.int32).view(-1, 1).long()
-        out = torch.zeros((len(slots), *field.shape), dtype=field.dtype)
-        return out.scatter_(1, places.clamp(0, field.shape[0] - 1), (places >= 0).to(field.dtype))
-
-    def whole(self) -> SidePool:
-        """Return the same slots without choices: rows are kept as they are."""
-        pool, slots = SidePool(self.fields), np.arange(len(self.memory))
-        pool.memory = pool.pack({key: self.column(key, slots) for key in self.fields})
-        return pool
-
-    def patch(self, places: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        """Write slot s over row i of every column wherever ``places[i] == -1 - s``."""
-        keys = list(self.fields)
-        plain = {key: column for key, column in columns.items() if key not in self.choices and column.is_cpu}
-        if plain:
-            chosen = [keys.index(key) for key in plain]
-            targets = np.array([column.data_ptr() for column in plain.values()], np.int64)
-            kernels.index.read.patch(
-                places, self.address, self.slot_width, self.offsets[chosen], self.widths[chosen], targets
-            )
-        at = np.flatnonzero(places < 0)
-        for key in columns.keys() - plain.keys():
-            column = columns[key]
-            column[torch.from_numpy(at).to(column.device)] = self.column(key, -1 - places[at]).to(column.device)
-
-
-class Unfollowed:
-    """Count the rows that the row below does not follow, until it has `warned`, once."""
-
-    def __init__(self) -> None:
-        self.warned, self._rows, self._paired = False, 0, 0
-
-    def count(self, scalars: np.ndarray, shape: Sequence[int]) -> None:
-        """Note the last write: rows above another one of their lane, and how many of those it does not follow."""
-        self._rows, self._paired = self._rows + int(scalars[UNFOLLOWED]), self._paired + int(scalars[PAIRED])
-        if self._paired < _FEW:
-            return
-        if 4 * self._rows > self._paired:
-            self.warned = True
-            warnings.warn(
-                f"{self._rows} of {self._paired} rows are not followed by their own next observation (the last batch "
-                f"was {list(shape)}): these are kept apart, exactly, but cost what next_obs=full costs. Store batches "
-                "as they were collected, time last and not shuffled (batch.reshape(-1) of [envs, time] is fine), and "
-                "transform observations in the env or when sampling. Very short episodes are better kept with "
-                "next_obs=full.",
-                stacklevel=4,
-            )
-        self._rows = self._paired = 0
+def count_unfollowed(before: tuple[int, int], scalars: np.ndarray, shape: Sequence[int]) -> tuple[int, int] | None:
+    """Count, after a write, the rows above another one of their lane that it does not follow, and all; None: warned."""
+    rows, paired = before[0] + int(scalars[UNFOLLOWED]), before[1] + int(scalars[PAIRED])
+    if paired < _FEW:
+        return rows, paired
+    if 4 * rows <= paired:
+        return 0, 0
+    warnings.warn(
+        f"{rows} of {paired} rows are not followed by their own next observation (the last batch "
+        f"was {list(shape)}): these are kept apart, exactly, but cost what next_obs=full costs. Store batches "
+        "as they were collected, time last and not shuffled (batch.reshape(-1) of [envs, time] is fine), and "
+        "transform observations in the env or when sampling. Very short episodes are better kept with "
+        "next_obs=full.",
+        stacklevel=4,
+    )
+    return None

@@ -15,6 +15,7 @@ inference mode, cannot.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from rlcli.data.next_obs.structural import JOINS, RULES, joined
 from rlcli.errors import ArgumentError
+from rlcli.keys import DELTA_KEPT, NEXT, Key, as_tuple
 
 aten = torch.ops.aten
 _SMALL = 1 << 16  # bytes that are copied faster than three more torch calls start
@@ -58,12 +60,15 @@ class Rows(Tensor):
         Shapes, dtypes or devices do not fit, or a tensor that carries a graph was given.
     """
 
-    _pool: Pool
+    obs: Tensor  # `[N, *F]`: obs ++ extra (`[E, *F]`) are one, never concatenated
+    extra: Tensor
+    sparse: bool  # a column of few rows (`rlcli.data.next_obs.sparse`), and no next observations
     _where: Tensor | Successors
+    _versions: tuple[int, int] | None  # of obs and extra: torch counts writes in place, but for inference tensors
 
     @staticmethod
     def __new__(cls, obs: Tensor, extra: Tensor, index: Tensor) -> Rows:
-        return _wrap(Pool(obs, extra), index.to(torch.int32))
+        return _checked(obs, extra, index.to(torch.int32))
 
     @staticmethod
     def from_ends(obs: Tensor, ends: Tensor | Successors, extra: Tensor) -> Rows:
@@ -79,52 +84,39 @@ class Rows(Tensor):
             Their next observations.
         """
         batch = obs.shape[: obs.ndim - extra.ndim + 1]
-        where = ends if isinstance(ends, Successors) else Successors(batch, ends)
+        where = ends if isinstance(ends, Successors) else Successors.checked(batch, ends)
         if where.shape != batch or len(where.positions) != len(extra):
             raise ArgumentError(
                 "these ends do not fit the batch",
                 why=f"{len(where.positions)} ends of {tuple(where.shape)} rows, {len(extra)} extra rows "
                 f"and observations {tuple(obs.shape)}",
             )
-        return _wrap(Pool(obs, extra), where)
-
-    @property
-    def obs(self) -> Tensor:
-        return self._pool.obs
-
-    @property
-    def extra(self) -> Tensor:
-        return self._pool.extra
+        return _checked(obs, extra, where)
 
     @property
     def index(self) -> Tensor:  # type: ignore[override]
         return self._where.index if isinstance(self._where, Successors) else self._where
 
     @property
-    def sparse(self) -> bool:
-        """Whether it is a column of few rows (`rlcli.data.next_obs.sparse`), and no next observations."""
-        return self._pool.sparse
-
-    @sparse.setter
-    def sparse(self, said: bool) -> None:
-        self._pool.sparse = said
-
-    @property
     def ends(self) -> Tensor | None:
         """Flat positions `[E]` that read `extra`, if these are all rows of a batch in storage order."""
         return self._where.positions if isinstance(self._where, Successors) else None
 
+    def held(self) -> list[Tensor]:
+        """The tensors that exist because of these rows: extra, ends and index; observations are the batch's own."""
+        if isinstance(self._where, Tensor):
+            return [self.extra, self._where]
+        built = self._where._index
+        return [self.extra, self._where.positions] + ([] if built is None else [built])
+
     @property
     def nbytes_held(self) -> int:
-        """Bytes that exist because of these rows: extra, ends and index; observations are the batch's own.
-
-        `batch.bytes()` counts those once more, here as in the batch.
-        """
-        return self.extra.nbytes + self._where.nbytes
+        """Bytes of those; `batch.bytes()` counts observations once more, here as in the batch."""
+        return sum(x.nbytes for x in self.held())
 
     def full(self) -> Tensor:
         """The values as a new plain tensor `[*B, *F]`; differentiable where these rows are."""
-        return _Full.apply(self) if self.requires_grad and torch.is_grad_enabled() else self._gather()
+        return self.clone() if self.requires_grad and torch.is_grad_enabled() else self._gather()
 
     def check(self) -> None:
         """Refuse to go on where reading would give something else than what was collected.
@@ -137,13 +129,32 @@ class Rows(Tensor):
         if not self.is_inference() and self._version:
             # a view of gathered features was written: that went into a temporary, and must not be lost unseen
             _refuse("a part of the next observations was written in place, and that write is lost")
-        self._pool.check()
+        if self._versions is not None and (self.obs._version, self.extra._version) != self._versions:
+            raise ArgumentError(
+                "observations were changed in place, and the batch's next observations are read through them",
+                why="next_obs=exact keeps each observation once",
+                fix="Write a new tensor (batch['observation'] = batch['observation'] / 255), "
+                "or take plain next observations before (full_next_obs(batch)), "
+                "or collect with memory.next_obs=full",
+            )
 
     def _gather(self) -> Tensor:
         self.check()
         if isinstance(self._where, Successors):
             return self._where.gather(self.obs, self.extra)
-        return self._pool.gather(self._where)
+        flat, count = self._where.reshape(-1), len(self.obs)
+        # few rows: fewer operations beat fewer bytes.  Traced tensors cannot say which rows are ends
+        if count <= 2 * len(flat) or self.obs.nbytes < _SMALL or type(flat) is not Tensor:
+            out = torch.cat((self.obs, self.extra)).index_select(0, flat)
+        else:
+            out = self.obs.index_select(0, flat.clamp(max=count - 1))
+            at = (flat >= count).nonzero().squeeze(-1)
+            if len(at):
+                out.index_copy_(0, at, self.extra.index_select(0, flat.index_select(0, at) - count))
+        return out.reshape(self.shape)
+
+    def _at(self, index: Tensor | Successors) -> Rows:
+        return _wrap(self.obs, self.extra, index, self.sparse, self._versions)
 
     # ---- operations ---------------------------------------------------------------------------------------
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -157,6 +168,8 @@ class Rows(Tensor):
             target = args[position] if position < len(args) else kwargs.get(name)
             if any(isinstance(x, cls) for x in (target if isinstance(target, list | tuple) else [target])):
                 _refuse(f"next observations kept as `exact` cannot be written in place ({func})")
+        if func is aten.clone.default and not kwargs:
+            return args[0]._gather()  # new memory already
         lazy = _stay_lazy(func, args, kwargs)
         if lazy is not None:
             return lazy
@@ -237,23 +250,37 @@ def _arrived(obs: Tensor, extra: Tensor, index: Tensor, sparse: bool, requires_g
 ForkingPickler.register(Rows, _for_a_process)
 
 
-class _Full(torch.autograd.Function):
-    """Gather in a differentiable way: no value changes, so the gradient goes through as it is."""
+def _checked(obs: Tensor, extra: Tensor, where: Tensor | Successors) -> Rows:
+    """Return rows of `obs` (`[*batch, *F]`, viewed as `[N, *F]`) and `extra`, if these fit each other."""
+    feature = extra.shape[1:]
+    if obs.shape[obs.ndim - len(feature) :] != feature or obs.dtype != extra.dtype:
+        raise ArgumentError(
+            "extra rows do not fit the observations",
+            why=f"{tuple(extra.shape)} {extra.dtype} beside {tuple(obs.shape)} {obs.dtype}",
+        )
+    if (obs.requires_grad or extra.requires_grad) and torch.is_grad_enabled():
+        raise ArgumentError(
+            "observations that carry a graph cannot be kept as `exact`", fix="Pass obs.detach(), or use `full`"
+        )
+    if obs.ndim != extra.ndim:
+        try:
+            obs = obs.view(math.prod(obs.shape[: obs.ndim - len(feature)]), *feature)  # [N, *F]
+        except RuntimeError as error:
+            raise ArgumentError(
+                "observations must lie one after another to be read as next observations",
+                why=f"shape {tuple(obs.shape)}, strides {obs.stride()}", fix="Pass obs.contiguous()",
+            ) from error  # fmt: skip
+    inference = obs.is_inference() or extra.is_inference()
+    return _wrap(obs, extra, where, False, None if inference else (obs._version, extra._version))
 
-    @staticmethod
-    def forward(ctx: Any, rows: Rows) -> Tensor:
-        return rows._gather()
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
-def _wrap(pool: Pool, where: Tensor | Successors) -> Rows:
-    # the constructor: `Rows(...)` and every lazy answer come through here, so it does only what it must
-    shape = (*where.shape, *pool.feature)
-    rows = Tensor._make_wrapper_subclass(Rows, shape, dtype=pool.obs.dtype, device=pool.obs.device)
-    rows._pool, rows._where = pool, where
+def _wrap(
+    obs: Tensor, extra: Tensor, where: Tensor | Successors, sparse: bool, versions: tuple[int, int] | None
+) -> Rows:  # fmt: skip
+    # every lazy answer comes through here, so it does only what it must
+    shape = (*where.shape, *extra.shape[1:])
+    rows = Tensor._make_wrapper_subclass(Rows, shape, dtype=obs.dtype, device=obs.device)
+    rows.obs, rows.extra, rows.sparse, rows._where, rows._versions = obs, extra, sparse, where, versions
     torch._C._set_throw_on_mutable_data_ptr(rows)  # there is no memory behind: an error instead of a segfault
     return rows
 
@@ -266,26 +293,30 @@ def _stay_lazy(func: Any, args: tuple, kwargs: dict) -> Any:
     if not isinstance(rows, Rows):
         return None
     if func in (aten.detach.default, aten.alias.default, aten.lift_fresh.default):
-        return _wrap(rows._pool, rows._where)
+        return rows._at(rows._where)
     if func is aten.is_pinned.default:
         return rows.obs.is_pinned()
     rule = RULES.get(func)
     if rule is None or any(isinstance(x, Rows) for x in args[1:]):
         return None
-    index = rule(rows.index, rows._pool.feature, *args[1:], **kwargs)
+    index = rule(rows.index, rows.extra.shape[1:], *args[1:], **kwargs)
     if isinstance(index, list):
-        return [_wrap(rows._pool, i) for i in index]
-    return None if index is None else _wrap(rows._pool, index)
+        return [rows._at(i) for i in index]
+    return None if index is None else rows._at(index)
 
 
 def _join(func: Any, tensors: list[Tensor], dim: int = 0) -> Rows | None:
     first = tensors[0]
-    if not isinstance(first, Rows) or any(
-        not isinstance(x, Rows) or x._pool is not first._pool or x.index.ndim != first.index.ndim for x in tensors
-    ):
+    if not isinstance(first, Rows) or not all(isinstance(x, Rows) and _alike(x, first) for x in tensors):
         return None
-    index = joined(func, [x.index for x in tensors if isinstance(x, Rows)], first._pool.feature, dim)
-    return None if index is None else _wrap(first._pool, index)
+    index = joined(func, [x.index for x in tensors if isinstance(x, Rows)], first.extra.shape[1:], dim)
+    return None if index is None else first._at(index)
+
+
+def _alike(a: Rows, b: Rows) -> bool:
+    """Say whether two index the same memory, as it was at the same time, by as many dims."""
+    same = a.obs is b.obs and a.extra is b.extra and a._versions == b._versions
+    return same and a.index.ndim == b.index.ndim
 
 
 @cache
@@ -295,72 +326,29 @@ def _written(func: Any) -> list[tuple[int, str]]:
     return [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
 
 
+def is_sparse(key: Key, column: Tensor | None = None) -> bool:
+    """Say whether a key, or what a batch has under it, is a column of few rows (`rlcli.data.next_obs.sparse`)."""
+    return as_tuple(key)[:2] == (NEXT, DELTA_KEPT) or (isinstance(column, Rows) and column.sparse)
+
+
 def _refuse(what: str) -> NoReturn:
     raise ReadOnlyRowsError(
         what, fix="Take a plain copy first: batch.set(key, batch.get(key).full()), or collect with memory.next_obs=full"
     )
 
 
-# ---- the memory behind: observations, the rows they lack, and where each row's successor lies ----------------------
-class Pool:
-    """View `obs` (`[*batch, *F]` as `[N, *F]`) ++ `extra` (`[E, *F]`) as one, never concatenated."""
-
-    __slots__ = ("extra", "feature", "obs", "sparse", "version")
-
-    def __init__(self, obs: Tensor, extra: Tensor) -> None:
-        self.feature = tuple(extra.shape[1:])
-        if tuple(obs.shape[obs.ndim - len(self.feature) :]) != self.feature or obs.dtype != extra.dtype:
-            raise ArgumentError(
-                "extra rows do not fit the observations",
-                why=f"{tuple(extra.shape)} {extra.dtype} beside {tuple(obs.shape)} {obs.dtype}",
-            )
-        if (obs.requires_grad or extra.requires_grad) and torch.is_grad_enabled():
-            raise ArgumentError(
-                "observations that carry a graph cannot be kept as `exact`", fix="Pass obs.detach(), or use `full`"
-            )
-        if obs.ndim != extra.ndim:
-            count = math.prod(obs.shape[: obs.ndim - len(self.feature)])
-            try:
-                obs = obs.view(count, *self.feature)  # [N, *F]
-            except RuntimeError as error:
-                raise ArgumentError(
-                    "observations must lie one after another to be read as next observations",
-                    why=f"shape {tuple(obs.shape)}, strides {obs.stride()}", fix="Pass obs.contiguous()",
-                ) from error  # fmt: skip
-        self.obs, self.extra, self.sparse = obs, extra, False
-        self.version = _version(obs, extra)
-
-    def check(self) -> None:
-        """Refuse to read after `obs` was changed in place: most next observations would change with it."""
-        if self.version is not None and _version(self.obs, self.extra) != self.version:
-            raise ArgumentError(
-                "observations were changed in place, and the batch's next observations are read through them",
-                why="next_obs=exact keeps each observation once",
-                fix="Write a new tensor (batch['observation'] = batch['observation'] / 255), "
-                "or take plain next observations before (full_next_obs(batch)), "
-                "or collect with memory.next_obs=full",
-            )
-
-    def gather(self, index: Tensor) -> Tensor:
-        """Return `(obs ++ extra)[index]` as `[*index.shape, *F]`."""
-        flat, count = index.reshape(-1), len(self.obs)
-        # few rows: fewer operations beat fewer bytes.  Traced tensors cannot say which rows are ends
-        if count <= 2 * len(flat) or self.obs.nbytes < _SMALL or type(flat) is not Tensor:
-            out = torch.cat((self.obs, self.extra)).index_select(0, flat)
-        else:
-            out = self.obs.index_select(0, flat.clamp(max=count - 1))
-            at = (flat >= count).nonzero().squeeze(-1)
-            if len(at):
-                out.index_copy_(0, at, self.extra.index_select(0, flat.index_select(0, at) - count))
-        return out.reshape(*index.shape, *self.feature)
-
-
+# ---- where each row's successor lies ------------------------------------------------------------------------------
+@dataclass(eq=False, slots=True)
 class Successors:
     """Map a batch in storage order to its successors: the row below, except at a few positions."""
 
-    __slots__ = ("_index", "positions", "shape")
+    shape: torch.Size
+    positions: Tensor  # int32 [E], ascending, the last row among them: successor j is extra row j
+    _index: Tensor | None = None
 
-    def __init__(self, shape: torch.Size, positions: Tensor) -> None:
+    @classmethod
+    def checked(cls, shape: torch.Size, positions: Tensor) -> Successors:
+        """Make one of positions that came from elsewhere."""
         count = math.prod(shape)
         last = int(positions[-1]) if len(positions) else -1
         if last != count - 1 or (
@@ -369,18 +357,7 @@ class Successors:
             raise ArgumentError(
                 "ends must ascend and finish with the last row", why=f"got {positions.tolist()[-5:]} of {count} rows"
             )
-        self.shape, self.positions = (
-            shape,
-            positions.to(torch.int32),
-        )  # int32 [E], ascending, the last row among them: successor j is extra row j
-        self._index: Tensor | None = None
-
-    @classmethod
-    def trusted(cls, shape: torch.Size, positions: Tensor) -> Successors:
-        """Make one of positions that were just computed in order: nothing is checked."""
-        new = cls.__new__(cls)
-        new.shape, new.positions, new._index = shape, positions, None
-        return new
+        return cls(shape, positions.to(torch.int32))
 
     @property
     def index(self) -> Tensor:
@@ -396,18 +373,9 @@ class Successors:
             self._index = index.view(self.shape)
         return self._index
 
-    @property
-    def nbytes(self) -> int:
-        return self.positions.nbytes + (0 if self._index is None else self._index.nbytes)
-
     def gather(self, obs: Tensor, extra: Tensor) -> Tensor:
         """Copy one shifted block, then the ends."""
         out = torch.empty_like(obs, memory_format=torch.contiguous_format)
         out[:-1] = obs[1:]
         out.index_copy_(0, self.positions.long(), extra)
         return out.view(*self.shape, *obs.shape[1:])
-
-
-def _version(obs: Tensor, extra: Tensor) -> tuple[int, int] | None:
-    """Return what torch counts up at every write in place; inference tensors have no such counter."""
-    return None if obs.is_inference() or extra.is_inference() else (obs._version, extra._version)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rlcli import kernels
 from rlcli.data.fields import bytes_of, check_fit
-from rlcli.data.next_obs.rows import Rows
-from rlcli.keys import DELTA_KEPT, NEXT, Key, as_tuple, unravel
+from rlcli.data.next_obs.rows import Rows, is_sparse
+from rlcli.keys import Key, as_tuple, unravel
 from rlcli.specs.field import Field
 
 
@@ -36,11 +36,6 @@ class Sparse(NamedTuple):
         """Return the same on a device."""
         at, rows = (x.to(device, non_blocking=non_blocking) for x in (self.at, self.rows))
         return Sparse(at, rows, self.nothing)
-
-
-def is_sparse(key: Key, column: Tensor | None = None) -> bool:
-    """Say whether a key, or what a batch has under it, is one of these columns."""
-    return as_tuple(key)[:2] == (NEXT, DELTA_KEPT) or (isinstance(column, Rows) and column.sparse)
 
 
 def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:
@@ -103,11 +98,6 @@ class SparseColumns(dict[Key, "_Column"]):
     def of_keys(self) -> dict[Key, tuple[Field, int]]:
         """Return what a row of each column is, and the bytes that the column takes."""
         return {key: (Field.of(column.rows), column.nbytes) for key, column in self.items()}
-
-    def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
-        """Take these columns out of those of a batch."""
-        keys = [key for key, column in given.items() if key in self or is_sparse(key, column)]
-        return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in keys}
 
     def check(self, taken: Mapping[Key, Sparse]) -> None:
         """Refuse states that do not fit those of the rows that are there."""

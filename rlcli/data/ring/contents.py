@@ -2,7 +2,7 @@
 
 ```
 row     observation   action   ("next", "reward") ...    in the storage, packed by codes; of stacks the newest frame
-beside  index: what follows what      pool: next observations of no row      stacks: older frames      sparse columns
+beside  index: what follows what      pairs: next observations of no row     stacks: older frames      sparse columns
 ```
 `read` gathers key by key and is the judge of what is right; `rlcli.data.ring.plans` does the same in one pass where
 rows are plain.
@@ -11,6 +11,7 @@ rows are plain.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,7 @@ from torch import Tensor
 
 from rlcli.data.fields import bytes_of, listed_fields
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.next_obs.pairs import Pairs, SidePool, Unfollowed, indices_of
-from rlcli.data.next_obs.sparse import SparseColumns
+from rlcli.data.next_obs.pairs import Pairs, indices_of
 from rlcli.data.ring.layout import RingLayout
 from rlcli.data.ring.space import RingSpace
 from rlcli.data.storages.storage import PlainColumns, Storage
@@ -33,6 +33,7 @@ from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
     from rlcli.data.codes import Code, CodedRows
+    from rlcli.data.next_obs.sparse import Sparse, SparseColumns
     from rlcli.data.ring.stacks import FrameStacks
 
 
@@ -41,17 +42,15 @@ class Contents:
 
     def __init__(self, storage: Storage, layout: RingLayout) -> None:
         self.storage, self.layout = storage, layout
-        if storage.max_size < layout.lanes:
+        if storage.max_size < (lanes := math.prod(layout.lane_shape)):
             raise ArgumentError(
-                "the storage is smaller than one step of all envs",
-                why=f"max_size {storage.max_size}, {layout.lanes} envs",
+                "the storage is smaller than one step of all envs", why=f"max_size {storage.max_size}, {lanes} envs"
             )
         self.choices: list[Key] = []  # one-hot observations, whose next ones are kept as indices
-        self.index: TrajectoryIndex  # which rows belong together
-        self.pool: SidePool | None  # next observations that are no row's; None where they are unknown
-        self.pairs: Pairs  # observations and next ones, as the index compares them
-        self.space = RingSpace(storage.max_size // layout.lanes, layout.lanes)
-        self.use(*self.new_index(layout))
+        self.index: TrajectoryIndex  # which rows belong together; its `pool` are the pairs, if there are any
+        self.pairs: Pairs  # observations and next ones, as the index compares them, and those that are no row's
+        self.space = RingSpace(storage.max_size // lanes, lanes)
+        self.index, self.pairs = self.new_index(layout)
         self.stacks: dict[Key, FrameStacks] = {}
         # what of a row is stored, packed or as it is
         self.stored = {k: field for k, field in layout.fields.items() if not (layout.exact and k in self.pairs.nexts)}
@@ -64,18 +63,15 @@ class Contents:
             self.stored |= {key: stack.frame for key, stack in self.stacks.items()}
         self.coded: CodedRows | None = None  # how small keys are packed, if they are
         self.relaid = 0  # how often a value did not fit its code, and all rows were laid out anew
-        self.sparse, self.unfollowed = SparseColumns(), Unfollowed()
+        self.sparse: SparseColumns | None = None  # columns that hold something in few rows
+        self.unfollowed: tuple[int, int] | None = (0, 0)  # see `count_unfollowed`
 
-    def new_index(self, layout: RingLayout) -> tuple[TrajectoryIndex, SidePool | None, Pairs]:
-        """Return an empty index of such rows, and what it writes to and reads from."""
-        found, fields = layout.observations, layout.fields
-        pool = SidePool({key: fields[key] for key in found}, self.choices) if found else None
-        pairs = Pairs(found, fields, pool)
-        has_ids = layout.markers.traj_key is not None
-        index = TrajectoryIndex(
-            self.space.steps, self.space.lanes, has_ids=has_ids, pool=pool, exact=layout.exact
-        )  # fmt: skip
-        return index, pool, pairs
+    def new_index(self, layout: RingLayout) -> tuple[TrajectoryIndex, Pairs]:
+        """Return an empty index of such rows, and what it reads from."""
+        pairs = Pairs({key: layout.fields[key] for key in layout.observations}, self.choices)
+        pool, has_ids = pairs if pairs.keys else None, layout.markers.traj_key is not None
+        space = self.space
+        return TrajectoryIndex(space.steps, space.lanes, has_ids=has_ids, pool=pool, exact=layout.exact), pairs
 
     def pack_by(self, codes: Sequence[Code]) -> None:
         """Pack keys by these codes, next observations of one-hot ones as indices; before the first row."""
@@ -87,15 +83,13 @@ class Contents:
         hot = {code.key for code in codes if code.kind == ONE_HOT and not fields[code.key].dtype.is_floating_point}
         self.choices = [key for key in self.layout.observations if key in hot and fields[key].width > 4]
         if self.choices:
-            self.use(*self.new_index(self.layout))
+            self.index, self.pairs = self.new_index(self.layout)
 
     def keep_whole(self) -> None:
         """Keep next observations as they are from now on: one is not one-hot."""
-        assert self.pool is not None
         self.choices = []
-        pool = self.pool.whole()
-        self.pool, self.pairs = pool, Pairs(self.layout.observations, self.layout.fields, pool)
-        self.index.arrays.use_pool(pool)
+        self.pairs = self.index.pool = self.pairs.whole()
+        self.index.find_pool()
 
     def fit(self, columns: Mapping[Key, Tensor]) -> None:
         """Keep next observations whole if rows ``[N, *F]`` about to be written are not all one-hot."""
@@ -103,10 +97,6 @@ class Contents:
             if any(indices_of(columns[each]) is None for each in (key, under_next(key))):
                 self.keep_whole()
                 return
-
-    def use(self, index: TrajectoryIndex, pool: SidePool | None, pairs: Pairs) -> None:
-        """Tell rows apart by this index."""
-        self.index, self.pool, self.pairs = index, pool, pairs
 
     @property
     def codes(self) -> tuple[Code, ...]:
@@ -137,13 +127,6 @@ class Contents:
         """Return the number of the oldest live row."""
         return self.index.base * self.space.lanes
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of rows, and of all that lies beside them."""
-        pool = 0 if self.pool is None else self.pool.memory.nbytes
-        stacks, sparse = (sum(each.nbytes for each in beside.values()) for beside in (self.stacks, self.sparse))
-        return self.storage.nbytes + self.index.arrays.nbytes + pool + sparse + stacks
-
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         """Return new columns ``[N, *F]`` of live rows int64 ``[N]``; all by default."""
@@ -156,13 +139,21 @@ class Contents:
 
     def few(self, rows: np.ndarray, keys: Sequence[Key]) -> dict[Key, Tensor]:
         """Read sparse columns."""
+        assert self.sparse is not None
         numbers = self.space.numbers_of(rows, self.index.cursor)
         return {key: self.sparse.read(key, numbers, self.storage.device) for key in keys}
 
+    def put_few(self, taken: Mapping[Key, Sparse], numbers: np.ndarray) -> None:
+        """Keep what a batch, written to rows of these numbers, holds in few of them."""
+        if self.sparse is None:
+            from rlcli.data.next_obs.sparse import SparseColumns
+
+            self.sparse = SparseColumns()
+        self.sparse.put(taken, numbers, self.first)
+
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
         """Return steps from the last row that keeps a state, int64 `[N]`; -1: it is gone; None: all keep theirs."""
-        key = self.sparse.state_key
-        if key is None:
+        if self.sparse is None or (key := self.sparse.state_key) is None:
             return None
         space, index = self.space, self.index
         steps = self.sparse.held_before(key, space.numbers_of(rows, index.cursor), space.lanes, self.first)
@@ -191,7 +182,7 @@ class Contents:
             for root in both:
                 out[root], found[root] = self.stacks[root].read(self.storage, self.index.base, [rows, below])
             if patched:
-                self.pool.patch(places, found)  # type: ignore[union-attr]
+                self.pairs.patch(places, found)
             for key, root in nexts.items():
                 out[key] = found[root]
         return {key: out[key] for key in wanted}
@@ -247,14 +238,14 @@ class Contents:
     # ---- a write that is taken back ----------------------------------------------------------------------------
     def before(self, rows: np.ndarray | None = None) -> Callable[[], None]:
         """Return what brings back all of this as it is now, with `rows` (int64 `[N]`) about to be written over."""
-        index, pool, stacks, unfollowed = copy.deepcopy((self.index, self.pool, self.stacks, self.unfollowed))
-        choices, pairs, sparse, coded = self.choices, self.pairs, copy.deepcopy(self.sparse), self.coded
+        index, pairs, stacks, sparse = copy.deepcopy((self.index, self.pairs, self.stacks, self.sparse))
+        choices, unfollowed, coded = self.choices, self.unfollowed, self.coded
         written_over = None if rows is None else self.storage.gather(rows)
 
         def bring_back() -> None:
             self.stacks, self.unfollowed, self.sparse, self.choices = stacks, unfollowed, sparse, choices
-            self.use(index, pool, pairs)
-            self.index.arrays.find_pool()
+            self.index, self.pairs = index, pairs
+            self.index.find_pool()
             self.storage.take_back(self.index.cursor * self.space.lanes)
             if rows is not None and written_over is not None:
                 columns, now = self.as_coded(coded, written_over), self.storage.gather(rows)
@@ -270,11 +261,11 @@ class Contents:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Return all but the storage's columns: tensors, and plain values that JSON can hold."""
-        layout, storage, pool = self.layout, self.storage, self.pool
+        layout, storage, pairs = self.layout, self.storage, self.pairs
         shape = {"max_size": storage.max_size, "ndim": storage.ndim}
         if not layout.fields:
             return {"fields": [], **shape}
-        slots = np.empty((0, 0), np.uint8) if pool is None else pool.memory[self.index.arrays.used_slots()]
+        slots = pairs.memory[self.index.used_slots()] if pairs.keys else np.empty((0, 0), np.uint8)
         return {
             "fields": listed_fields(layout.fields),
             **shape,
@@ -283,9 +274,9 @@ class Contents:
             "observations": [list(as_tuple(key)) for key in layout.observations],
             "markers": layout.markers.state(),
             "codes": [] if self.coded is None else self.coded.state(),
-            "index": self.index.arrays.state_dict(),
+            "index": self.index.state_dict(),
             "slots": torch.from_numpy(slots),
-            "sparse": self.sparse.state_dict(self.first),
+            "sparse": [] if self.sparse is None else self.sparse.state_dict(self.first),
             "stacks": [[list(as_tuple(key)), s.frames, s.state_dict()] for key, s in self.stacks.items()],
         }
 
@@ -302,12 +293,16 @@ class Contents:
         for (_, _, mine), stacks in zip(state["stacks"], self.stacks.values(), strict=True):
             stacks.load_state_dict(mine)
         slots = state["slots"].numpy()
-        if self.choices and slots.shape[1] != self.pool.slot_width:  # type: ignore[union-attr]
+        if self.choices and slots.shape[1] != self.pairs.slot_width:
             self.keep_whole()  # saved before there were choices
-        if self.pool is not None and slots.shape[1] != self.pool.slot_width:
-            raise Misfit(f"slots have {slots.shape[1]} bytes, {self.pool.slot_width} are needed")
+        if self.pairs.keys and slots.shape[1] != self.pairs.slot_width:
+            raise Misfit(f"slots have {slots.shape[1]} bytes, {self.pairs.slot_width} are needed")
         check_index(state["index"], self.space.lanes, len(slots))
-        self.index.arrays.load_state_dict(state["index"])
-        self.sparse.load_state_dict(state["sparse"])
-        if self.pool is not None:
-            self.pool.memory[: len(slots)] = slots
+        self.index.load_state_dict(state["index"])
+        if state["sparse"]:
+            from rlcli.data.next_obs.sparse import SparseColumns
+
+            self.sparse = SparseColumns()
+            self.sparse.load_state_dict(state["sparse"])
+        if self.pairs.keys:
+            self.pairs.memory[: len(slots)] = slots

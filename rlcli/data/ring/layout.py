@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import check_fit, fields_of
+from rlcli.data.fields import check_fit
 from rlcli.data.next_obs.pairs import observation_keys
-from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, NEXT, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
 from rlcli.specs.field import Field
@@ -96,11 +95,11 @@ class Markers:
         """Ids, int64 ``[count]`` (empty without them), and ends, bool ``[count]``."""
         ids = np.empty(0, np.int64)
         if self.traj_key is not None:
-            ids = _flat(columns[self.traj_key]).astype(np.int64, copy=False)
+            ids = columns[self.traj_key].cpu().numpy().ravel().astype(np.int64, copy=False)
         ends = np.zeros(count, bool) if not self.end_keys else None
         for key in self.end_keys:
             column = columns[key]
-            flag = _flat(column if column.dtype is torch.bool else column != 0)
+            flag = (column if column.dtype is torch.bool else column != 0).cpu().numpy().ravel()
             ends = flag if ends is None else ends | flag
         assert ends is not None
         return ids, ends
@@ -118,11 +117,6 @@ class Markers:
         return cls(traj_key, tuple(unravel(tuple(key)) for key in state["end_keys"]))
 
 
-def _flat(column: Tensor) -> np.ndarray:
-    values = (column if column.is_cpu else column.cpu()).numpy()
-    return values if values.ndim == 1 and values.flags.c_contiguous else np.ascontiguousarray(values).reshape(-1)
-
-
 @dataclass(frozen=True)
 class RingLayout:
     """Describe what all batches of a ring have in common."""
@@ -135,34 +129,9 @@ class RingLayout:
     # observation -> frames of its stack, of which one a row is stored
     stacked: Mapping[Key, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls, fields: Mapping[Key, Field], lane_shape: torch.Size, exact: bool, asked: Asked,
-        stacked: Mapping[Key, int] | None = None,
-    ) -> RingLayout:  # fmt: skip
-        """Return the layout of rows with these fields."""
-        keys = observation_keys(fields)
-        return cls(fields, lane_shape, Markers.among(fields, *asked), keys, exact and bool(keys), stacked or {})
-
-    @classmethod
-    def of_batch(
-        cls, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int, asked: Asked, next_obs: str,
-        frame_stack: int | Mapping[Key, int] | None,
-    ) -> RingLayout:  # fmt: skip
-        """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims."""
-        fields, lane_shape = fields_of(columns, len(lead)), _lane_shape(lead, ndim)
-        stacked = {} if frame_stack is None else _stacked(fields, frame_stack)
-        lazy = bool(stacked) or any(isinstance(column, Rows) for column in columns.values())
-        return cls.of(fields, lane_shape, next_obs == "exact" or (next_obs == "auto" and lazy), asked, stacked)
-
-    @property
-    def lanes(self) -> int:
-        """Count the rows of a step."""
-        return math.prod(self.lane_shape)
-
     def check(self, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int) -> None:
         """Refuse columns ``[*lead, *F]`` of another layout."""
-        lane_shape = _lane_shape(lead, ndim)
+        lane_shape = lane_shape_of(lead, ndim)
         if lane_shape != self.lane_shape:
             raise ArgumentError(
                 "the batch has other env dims than the rows stored before it",
@@ -175,7 +144,7 @@ NOTHING = RingLayout({}, torch.Size(()), Markers(None, ()))
 """Before the first write."""
 
 
-def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
+def lane_shape_of(lead: torch.Size, ndim: int) -> torch.Size:
     """Return the dims before time of a batch; leading ones that a storage has too few dims for are one."""
     if len(lead) < ndim:
         raise ArgumentError(
@@ -190,7 +159,7 @@ def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
     return torch.Size(map(int, dims))  # a batch size that was given numpy's numbers holds those
 
 
-def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int]) -> dict[Key, int]:
+def stacked_among(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int]) -> dict[Key, int]:
     """Return the keys that are stored one frame a row, and how many frames a stack of theirs has."""
     if isinstance(frame_stack, Mapping):
         for key in frame_stack:

@@ -31,39 +31,48 @@ from rlcli.data.storages.tensor import is_plain, sample_memory
 from rlcli.keys import Key
 
 Alike = Callable[..., bool]
+Recognise = Callable[[TensorDictBase], Sequence[Tensor] | None]
 
 
-class Form:
-    """Recognise batches like one, but for their size; `keys`: in the order of `tensors`, outer dicts first."""
+def form_of(batch: Any) -> tuple[list[Key], Recognise] | None:
+    """Return the keys of a TensorDict of plain tensors, and what recognises batches like it, but for its size.
 
-    def __init__(self, batch: TensorDict) -> None:
-        self._tables: list[tuple[int, str, int, Callable[[dict], tuple]]] = []
-        self.keys: list[Key] = []
-        tables: list[tuple[int, tuple[str, ...], dict]] = [(-1, (), batch._tensordict)]
-        for number, (outer, path, table) in enumerate(tables):  # grows while it is walked
-            inner = [(number, (*path, name), x._tensordict) for name, x in table.items() if isinstance(x, TensorDict)]
-            names = [name for name, value in table.items() if isinstance(value, Tensor)]
-            tables += inner
-            self.keys += [(*path, name) if path else name for name in names]
-            pick = itemgetter(*names) if len(names) > 1 else _single(names)
-            self._tables.append((outer, path[-1] if path else "", len(table), pick))
-        tensors = [batch.get(key) for key in self.keys]
-        self._alike = alike(tensors)
+    It gives the tensors of such a batch, in the order of the keys (outer dicts first), and None for another. No form:
+    something in it is neither a TensorDict nor a plain tensor.
+    """
+    walked: list[tuple[int, tuple[str, ...], Any]] = [(-1, (), batch)]
+    tables: list[tuple[int, str, int, Callable[[dict], tuple]]] = []
+    keys: list[Key] = []
+    tensors: list[Tensor] = []
+    for number, (outer, path, part) in enumerate(walked):  # grows while it is walked
+        if type(part) is not TensorDict:
+            return None
+        names = [name for name, x in part._tensordict.items() if isinstance(x, Tensor)]
+        found = [part._tensordict[name] for name in names]
+        if not all(type(x) is Tensor and x.layout is torch.strided and not x.is_nested for x in found):
+            return None
+        walked += [(number, (*path, name), x) for name, x in part._tensordict.items() if name not in names]
+        keys += [(*path, name) if path else name for name in names]
+        tensors += found
+        pick = itemgetter(*names) if len(names) > 1 else _single(names)
+        tables.append((outer, path[-1] if path else "", len(part._tensordict), pick))
+    are_alike = alike(tensors)
 
-    def tensors(self, batch: TensorDictBase) -> Sequence[Tensor] | None:
-        """Return the tensors of a batch of this form, or None if it is of another."""
+    def recognise(batch: TensorDictBase) -> Sequence[Tensor] | None:
         found: tuple[Tensor, ...] = ()
-        tables: list[dict] = []
+        parts: list[dict] = []
         try:
-            for outer, name, size, pick in self._tables:
-                value = batch if outer < 0 else tables[outer][name]
-                if type(value) is not TensorDict or len(table := value._tensordict) != size:
+            for outer, name, size, pick in tables:
+                value = batch if outer < 0 else parts[outer][name]
+                if type(value) is not TensorDict or len(part := value._tensordict) != size:
                     return None
-                tables.append(table)
-                found += pick(table)
+                parts.append(part)
+                found += pick(part)
         except KeyError:
             return None
-        return found if self._alike(*found) else None
+        return found if are_alike(*found) else None
+
+    return (keys, recognise) if are_alike(*tensors) else None  # not where one of them comes twice
 
 
 def _single(names: Sequence[str]) -> Callable[[dict], tuple]:
@@ -93,18 +102,6 @@ def plainly_alike(tensors: Sequence[Tensor]) -> Alike:
     return lambda *others: [facts(x) for x in others] == wanted
 
 
-def is_plain_batch(batch: Any) -> bool:
-    """Say whether a batch is a TensorDict of plain tensors, of which there is a form."""
-    if type(batch) is not TensorDict:
-        return False
-    return all(
-        type(x) is Tensor and x.layout is torch.strided and not x.is_nested
-        if isinstance(x, Tensor)
-        else is_plain_batch(x)
-        for x in batch._tensordict.values()
-    )
-
-
 MOST = 16  # batch sizes whose plans a ring remembers
 _LARGEST = 1 << 16  # rows of a batch: a plan holds ten bytes for each, and saves nothing that a larger one would feel
 
@@ -112,10 +109,17 @@ _LARGEST = 1 << 16  # rows of a batch: a plan holds ten bytes for each, and save
 class WritePlan:
     """Write batches of one form and size (`lead`)."""
 
-    def __init__(self, contents: Contents, form: Form, memory: PlainColumns, lead: torch.Size) -> None:
+    def __init__(
+        self, contents: Contents, keys: Sequence[Key], recognise: Recognise, memory: PlainColumns, lead: torch.Size
+    ) -> None:  # fmt: skip
         storage, pairs, markers = contents.storage, contents.pairs, contents.layout.markers
-        self._form, self._index, self._kernel, self._count = form, contents.index, kernels.rows.write, lead.numel()
-        place = {key: i for i, key in enumerate(form.keys)}
+        self._tensors, self._index, self._kernel, self._count = (
+            recognise,
+            contents.index,
+            kernels.rows.write,
+            lead.numel(),
+        )
+        place = {key: i for i, key in enumerate(keys)}
         length = self._count // contents.space.lanes
         per_env = lead[-1] if contents.space.lanes == 1 else length
         traj = -1 if markers.traj_key is None else place[markers.traj_key]
@@ -142,27 +146,23 @@ class WritePlan:
         """Return how batches like this one, which was just written, are written; None if no plan can."""
         count, memory = batch.batch_size.numel(), contents.memory
         fits = 0 < count <= min(contents.space.size, _LARGEST)
-        if not fits or memory is None or contents.sparse or not is_plain_batch(batch):  # sparse ones are taken out
+        if not fits or memory is None or contents.sparse or (form := form_of(batch)) is None:  # sparse: taken out
             return None
-        form = Form(batch)
-        found = form.tensors(batch)
-        if found is None:
-            return None
-        tensors = dict(zip(form.keys, found, strict=True))
-        plain = all(x.is_cpu and x.is_contiguous() and not x.is_conj() and not x.is_neg() for x in found)
-        return cls(contents, form, memory, batch.batch_size) if plain and _can_mark(contents, tensors, count) else None
+        tensors = {key: batch.get(key) for key in form[0]}
+        plain = all(x.is_cpu and x.is_contiguous() and not x.is_conj() and not x.is_neg() for x in tensors.values())
+        return cls(contents, *form, memory, batch.batch_size) if plain and _can_mark(contents, tensors, count) else None
 
     def write(self, contents: Contents, batch: TensorDictBase) -> np.ndarray | None:
         """Write a batch and say in which rows, int64 ``[N]``; None if it is of another form: nothing was written."""
-        tensors = self._form.tensors(batch) if self._index is contents.index else None
+        tensors = self._tensors(batch) if self._index is contents.index else None
         if tensors is None:
             return None
         self._point(self._addresses, 0, *map(Tensor.data_ptr, tensors))
         rows = np.empty(self._count, np.int64)
-        while not self._kernel(*self._index.arrays.passed, *self._arrays, rows):
+        while not self._kernel(*self._index.passed, *self._arrays, rows):
             with room_for(self._count):
-                self._index.arrays.grow()
-        self._index.arrays.version += 1
+                self._index.grow()
+        self._index.version += 1
         return rows
 
 
@@ -198,7 +198,7 @@ class ReadPlan:
         }
         targets = np.empty(len(out), np.int64)
         self._targets.pack_into(targets.data, 0, *map(Tensor.data_ptr, out.values()))
-        scalars, runs, lanes, bits = self.index.arrays.of_rows
+        scalars, runs, lanes, bits = self.index.of_rows
         places = np.empty((2, count if self._looks else 0), np.int64)
         self._kernel(scalars, runs, lanes, bits, self._columns, targets, rows, places)
         return out

@@ -25,11 +25,10 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.data.fields import check_fit, columns_of, nested
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.next_obs.pairs import SidePool
-from rlcli.data.next_obs.rows import Rows
-from rlcli.data.next_obs.sparse import Sparse
+from rlcli.data.next_obs.pairs import Pairs, count_unfollowed, observation_keys
+from rlcli.data.next_obs.rows import Rows, is_sparse
 from rlcli.data.ring.contents import Contents
-from rlcli.data.ring.layout import NO_ASK, NOTHING, Asked, Markers, RingLayout, agreed
+from rlcli.data.ring.layout import NO_ASK, NOTHING, Asked, Markers, RingLayout, agreed, lane_shape_of, stacked_among
 from rlcli.data.ring.plans import MOST, ReadPlan, WritePlan
 from rlcli.data.ring.space import RingSpace, warn_of_left_out
 from rlcli.data.ring.write import overwrite, remark, write
@@ -40,6 +39,7 @@ from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes import Code
+    from rlcli.data.next_obs.sparse import Sparse
     from rlcli.data.ring.stacks import FrameStacks
 
 
@@ -105,11 +105,11 @@ class Ring:
     @property
     def sparse_keys(self) -> tuple[Key, ...]:
         """Return the columns that are read beside the fields: they hold something in few rows."""
-        return tuple(self.contents.sparse)
+        return tuple(self.contents.sparse or ())
 
     def sparse_fields(self) -> dict[Key, tuple[Field, int]]:
         """Return what a row of each of those is, and the bytes that the column takes."""
-        return self.contents.sparse.of_keys()
+        return {} if self.contents.sparse is None else self.contents.sparse.of_keys()
 
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
         return self.contents.steps_from_state(rows)
@@ -125,9 +125,9 @@ class Ring:
         return self.contents.layout.markers
 
     @property
-    def pool(self) -> SidePool | None:
+    def pool(self) -> Pairs | None:
         """Return next observations that no row stands for."""
-        return self.contents.pool
+        return self.contents.index.pool
 
     @property
     def stacks(self) -> Mapping[Key, FrameStacks]:
@@ -137,7 +137,7 @@ class Ring:
     @property
     def base(self) -> int:
         """Return the oldest live step."""
-        return self.contents.index.base
+        return self.contents.space.base(self.contents.index.cursor)
 
     @property
     def cursor(self) -> int:
@@ -150,8 +150,11 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of rows, index and side pool."""
-        return self.contents.nbytes
+        """Return the bytes of rows, and of all that lies beside them."""
+        contents = self.contents
+        few = 0 if contents.sparse is None else sum(column.nbytes for column in contents.sparse.values())
+        stacks = sum(stack.nbytes for stack in contents.stacks.values())
+        return self.storage.nbytes + contents.index.nbytes + contents.pairs.memory.nbytes + few + stacks
 
     # ---- trajectories ------------------------------------------------------------------------------------------
     def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = (), *, some: bool = False) -> None:
@@ -169,7 +172,7 @@ class Ring:
     def asking(self, who: str) -> Iterator[None]:
         """Let a part of a buffer (`who`: sampler, transform) ask for keys in here; what fails leaves the old ones."""
         contents, asked, asks, outer = self.contents, self.asked, self._asks, self._who
-        layout, index, pool, pairs = contents.layout, contents.index, contents.pool, contents.pairs
+        layout, index, pairs = contents.layout, contents.index, contents.pairs
         self._who, self._asks = who, {name: ask for name, ask in asks.items() if name != who or who == "transform"}
         try:
             yield
@@ -179,7 +182,7 @@ class Ring:
                 self.writes.clear()  # rows that are stored may lie elsewhere
                 self.reads = None
                 contents.layout = layout
-                contents.use(index, pool, pairs)
+                contents.index, contents.pairs = index, pairs
             raise
         finally:
             self._who = outer
@@ -204,8 +207,8 @@ class Ring:
         plan = self.writes.get(lead)
         rows = None if plan is None else plan.write(contents, batch)
         if rows is not None:
-            if contents.layout.exact and not contents.unfollowed.warned:
-                contents.unfollowed.count(contents.index.arrays.scalars, lead)
+            if contents.layout.exact and contents.unfollowed is not None:
+                contents.unfollowed = count_unfollowed(contents.unfollowed, contents.index.scalars, lead)
             return rows
         with self._whole_write(lead.numel()):
             given = columns_of(batch)
@@ -226,8 +229,13 @@ class Ring:
 
     def _few(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
         """Take the columns that hold something in few rows out of those of a batch."""
-        contents = self.contents
-        sparse = contents.sparse.take(given, batch_dims)
+        contents, known = self.contents, self.contents.sparse
+        keys = [key for key, column in given.items() if (known and key in known) or is_sparse(key, column)]
+        if not keys and known is None:
+            return {}
+        from rlcli.data.next_obs.sparse import SparseColumns, nothing_of, sparse_of
+
+        sparse = {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in keys}
         for key in sparse:
             if key in contents.layout.fields:
                 raise ArgumentError(
@@ -236,12 +244,18 @@ class Ring:
                     "clone() holds NaN in the others. Or call empty(fields=True) first.",
                 )
         if contents.layout.fields:
-            contents.sparse.check(sparse)
+            (SparseColumns() if known is None else known).check(sparse)
         return sparse
 
     def _begin(self, columns: Mapping[Key, Tensor], lead: torch.Size) -> Contents:
         """Lay out what a first batch ``[*lead, *F]`` decides."""
-        layout = RingLayout.of_batch(columns, lead, self.storage.ndim, self.asked, self.next_obs, self.frame_stack)
+        fields = {key: Field.of(column, len(lead)) for key, column in columns.items()}
+        lane_shape = lane_shape_of(lead, self.storage.ndim)
+        stacked = {} if self.frame_stack is None else stacked_among(fields, self.frame_stack)
+        lazy = bool(stacked) or any(isinstance(column, Rows) for column in columns.values())
+        keys, exact = observation_keys(fields), self.next_obs == "exact" or (self.next_obs == "auto" and lazy)
+        markers = Markers.among(fields, *self.asked)
+        layout = RingLayout(fields, lane_shape, markers, keys, exact and bool(keys), stacked)
         contents = Contents(self.storage, layout)
         if self.packs and self.storage.device.type == "cpu":
             from rlcli.data.codes import codes_for  # flags, one-hots, small integers and ids
@@ -304,7 +318,7 @@ class Ring:
 
     def clear(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
-        layout, codes, sparse = self.contents.layout, self.contents.codes, self.contents.sparse.emptied()
+        layout, codes, sparse = self.contents.layout, self.contents.codes, self.contents.sparse
         try:
             self.storage.clear()
         finally:  # a storage that cannot take its files away holds no rows either
@@ -313,7 +327,7 @@ class Ring:
             self.contents = Contents(self.storage, NOTHING)
         if not fields and layout.fields:
             self.lay_out(layout, codes)
-            self.contents.sparse = sparse
+            self.contents.sparse = None if sparse is None else sparse.emptied()
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> TensorDictBase:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rlcli.data.codes import INDEX, Code
-from rlcli.data.fields import KEY, check_fields, read_fields
-from rlcli.data.files.tensors import between, tensor
+from rlcli.data.fields import read_fields
+from rlcli.data.files.tensors import KEY, between, check_fields, tensor
 from rlcli.data.ring.layout import NOTHING, Markers, RingLayout
 from rlcli.kernels import codes
 from rlcli.kernels import index as layout

@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rlcli import kernels
 from rlcli.data.fields import bytes_of
+from rlcli.data.next_obs.pairs import count_unfollowed
 from rlcli.data.next_obs.rows import Rows
-from rlcli.data.next_obs.sparse import Sparse
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.layout import Markers
 from rlcli.data.storages.storage import by_row
@@ -29,6 +29,9 @@ from rlcli.data.storages.tensor import sample_memory
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
 from rlcli.specs.field import Field
+
+if TYPE_CHECKING:
+    from rlcli.data.next_obs.sparse import Sparse
 
 
 def write(
@@ -54,8 +57,8 @@ def write(
     with uninterrupted():
         for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
             stop = min(start + space.steps, length)
-            base, cursor = contents.index.base, contents.index.cursor
-            new_base = space.base(cursor + stop - start)
+            cursor = contents.index.cursor
+            base, new_base = space.base(cursor), space.base(cursor + stop - start)
             piece = (pairs.table, form, where, ids, ends, length, per_env, start, stop)
             with room_for(count):  # all of it before anything is written over
                 promoted = {key: s.promote(contents.storage, base, cursor, new_base) for key, s in stacks.items()}
@@ -68,12 +71,12 @@ def write(
                 stacks[key].follow(
                     contents.storage, columns[key], contents.index, cursor, length, per_env, start, stop, kept
                 )  # fmt: skip
-            if contents.layout.exact and not contents.unfollowed.warned:
-                contents.unfollowed.count(contents.index.arrays.scalars, lead)
+            if contents.layout.exact and contents.unfollowed is not None:
+                contents.unfollowed = count_unfollowed(contents.unfollowed, contents.index.scalars, lead)
         pairs.batch = []
         first = contents.index.cursor - length
         if sparse or contents.sparse:
-            contents.sparse.put(sparse, space.numbers(first, length), contents.first)
+            contents.put_few(sparse, space.numbers(first, length))
     return space.rows(first, length)
 
 
@@ -130,7 +133,7 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
     changed = np.flatnonzero(_changed(contents, rows, columns, [*pairs.keys, *pairs.nexts, *markers.keys]))
     others = {key: np.flatnonzero(_changed(contents, rows, columns, [key])) for key in stacks}
     with room_for(len(rows)):  # all of it before anything changes
-        index.arrays.reserve(len(changed))
+        index.reserve(len(changed))
         for key, other in others.items():
             stacks[key].reserve(index, rows[other])
     stored = {key: columns[key].contiguous() for key in contents.stored}
@@ -141,17 +144,17 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
             at = torch.from_numpy(changed)
             ids, ends = markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
             before = after = None
-            if contents.pool is not None:
-                before = contents.pool.pack(contents.read(rows[changed], pairs.keys))
-                after = contents.pool.pack({key: columns[under_next(key)][at] for key in pairs.keys})
-            cut_out(index.arrays, rows[changed], ids, ends, before, after)
+            if pairs.keys:
+                before = pairs.pack(contents.read(rows[changed], pairs.keys))
+                after = pairs.pack({key: columns[under_next(key)][at] for key in pairs.keys})
+            cut_out(index, rows[changed], ids, ends, before, after)
         for key, other in others.items():
             if len(other):
                 stacks[key].overwrite(contents.storage, index, rows[other], stored[key][torch.from_numpy(other)])
             packed[key] = stacks[key].newest(stored[key])
         contents.storage.scatter(rows, packed)
         if sparse or contents.sparse:
-            contents.sparse.put(sparse, numbers, contents.first)
+            contents.put_few(sparse, numbers)
 
 
 def _changed(contents: Contents, rows: np.ndarray, columns: Mapping[Key, Tensor], keys: Iterable[Key]) -> np.ndarray:
@@ -197,10 +200,10 @@ _PIECE = 1 << 26  # bytes of observations that are read at once, about
 def remark(contents: Contents, markers: Markers) -> None:
     """Tell the trajectories of stored rows apart by other keys. Next observations keep their bytes."""
     old, layout = contents.index, replace(contents.layout, markers=markers)
-    known, has_ids = contents.pool is not None, markers.traj_key is not None
-    index, pool, pairs = contents.new_index(layout)
+    known, has_ids = old.pool is not None, markers.traj_key is not None
+    index, pairs = contents.new_index(layout)
     apart = _apart(contents, unexplained=has_ids)
-    index.arrays.begin(old.arrays)
+    index.begin(old)
     for start, stop in _pieces(contents, apart, has_ids):
         length = stop - start
         columns = contents.read(contents.space.rows(start, length), {*markers.keys, *pairs.keys, *pairs.nexts})
@@ -220,14 +223,14 @@ def remark(contents: Contents, markers: Markers) -> None:
                 differ |= (bytes_of(columns[key][at]) != bytes_of(columns[after][at - 1])).any(1).numpy()
             borders = borders[differ]
         if not (has_ids and not known):
-            index.arrays.part(borders, length)
+            index.part(borders, length)
         index.record(*piece)
     pairs.batch = []
-    index.arrays.finish(old.arrays)
+    index.finish(old)
     for stacks in contents.stacks.values():
         stacks.forget_tips()
     contents.layout = layout
-    contents.use(index, pool, pairs)
+    contents.index, contents.pairs = index, pairs
 
 
 def _apart(contents: Contents, *, unexplained: bool) -> np.ndarray:
@@ -249,13 +252,13 @@ def _apart(contents: Contents, *, unexplained: bool) -> np.ndarray:
 def _pieces(contents: Contents, apart: np.ndarray, has_ids: bool) -> Iterator[tuple[int, int]]:
     """Cut steps to read at once; all envs' bytes go on from where the piece before ended."""
     index = contents.index
-    width = 2 * (0 if contents.pool is None else contents.pool.slot_width) + 32
+    width = 2 * contents.pairs.slot_width + 32
     least = max(1, _PIECE // (width * contents.space.lanes))
     start = index.base
     for step in range(index.base + 1, index.cursor):
         if step - start < least or (not has_ids and apart[:, step - index.base].any()):
             continue
-        if contents.pool is None or _goes_on(contents, step):
+        if not contents.pairs.keys or _goes_on(contents, step):
             yield start, step
             start = step
     if start < index.cursor:

@@ -39,8 +39,9 @@ from rlcli import kernels
 from rlcli.data.fields import columns_of, listed_fields, read_fields
 from rlcli.data.files.disk import SCRATCH, Disk, explained
 from rlcli.data.files.tensors import map_file
-from rlcli.data.next_obs.sparse import is_sparse
-from rlcli.data.ring.layout import RingLayout
+from rlcli.data.next_obs.pairs import observation_keys
+from rlcli.data.next_obs.rows import is_sparse
+from rlcli.data.ring.layout import Markers, RingLayout
 from rlcli.data.ring.ring import Ring
 from rlcli.data.shared.shared_rows import APART, BORDER, CUT, FIRST, SharedRows
 from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
@@ -185,7 +186,8 @@ class RingFolder:
         except FileNotFoundError:
             return False
         fields, lane_shape = read_fields(layout["fields"]), torch.Size(layout["lane_shape"])
-        ring.lay_out(RingLayout.of(fields, lane_shape, layout["exact"], ring.asked))
+        markers, keys = Markers.among(fields, *ring.asked), observation_keys(fields)
+        ring.lay_out(RingLayout(fields, lane_shape, markers, keys, layout["exact"]))
         return True
 
 

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli.data.fields import check_fields, listed_fields, read_fields
+from rlcli.data.fields import listed_fields, read_fields
 from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp
 from rlcli.data.files.journal import JOURNAL, End, Journal, Record, number_of, records, scan, state_name, states
+from rlcli.data.files.tensors import check_fields
 from rlcli.data.storages.segment import Segment, SegmentLayout, SegmentPiece, files_in, name_of
 from rlcli.data.storages.storage import MOST_ROWS
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError

@@ -16,8 +16,7 @@ import gc
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +28,21 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.recognise import own
 from rlcli.specs.field import Field
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    class FullFile(Protocol):
+        """Describe a file of rows that will never change: saved rows may be links to it."""
+
+        path: Path
+
+        @property
+        def rows(self) -> int: ...
+        @property
+        def nbytes(self) -> int: ...
+        def checksum(self) -> str: ...
+
 
 State = Callable[[], list[bytes | memoryview]]
 """The content of a file from which the owner of some rows can go on with them, made when it is asked for."""
@@ -44,18 +58,6 @@ class PlainColumns(NamedTuple):
 
     addresses: dict[Key, int]  # valid until the next `declare` or `exchange`
     written: np.ndarray  # int64 [1]: rows from 0 on that may hold something, kept by the writer
-
-
-class FullFile(Protocol):
-    """Describe a file of rows that will never change: saved rows may be links to it."""
-
-    path: Path
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    def checksum(self) -> str: ...
 
 
 class Storage(ABC):
@@ -115,13 +117,8 @@ class Storage(ABC):
 
     # ---- is it what its class says? --------------------------------------------------------------------------------
     @property
-    def is_ours(self) -> bool:
-        """Say whether nothing of a class that declares itself `fast` is overridden."""
-        return own(self)
-
-    @property
     def has_our_rows(self) -> bool:
-        """Say whether rows are written and read as such a class does it."""
+        """Say whether rows are written and read as a class does it that declares itself `fast`."""
         return own(self, "write", "scatter", "gather")
 
     # ---- what a plan asks, before there is one ---------------------------------------------------------------------

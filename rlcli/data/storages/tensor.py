@@ -24,6 +24,7 @@ from rlcli import kernels
 from rlcli.data.storages.storage import Again, PlainColumns, State, Storage, by_row, contiguous
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
+from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Linux's MAP_NORESERVE, which Python names from 3.13 on
@@ -53,8 +54,22 @@ class LazyTensorStorage(Storage):
         self.written = np.zeros(1, np.int64)
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
-        self.fields, self.capacity = dict(fields), capacity
-        self._columns = {key: self._reserve(field) for key, field in self.fields.items()}
+        self.fields, self.capacity, self._columns = dict(fields), capacity, {}
+        for key, field in self.fields.items():
+            size = capacity * field.width
+            if self.device.type != "cpu":
+                self._columns[key] = field.empty(min(capacity, 1024), self.device)
+            elif not size:
+                self._columns[key] = field.empty(capacity)
+            else:
+                try:
+                    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+                except (OSError, ValueError) as error:
+                    raise ResourceError(
+                        f"{size} bytes of addresses for {capacity} rows cannot be reserved", why=str(error),
+                        fix="Lower storage.max_size, or use storage=memmap.",
+                    ) from error  # fmt: skip
+                self._columns[key] = torch.frombuffer(memory, dtype=field.dtype).view(capacity, *field.shape)
         self._note()
         self.written[0] = 0
 
@@ -64,7 +79,7 @@ class LazyTensorStorage(Storage):
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}
         self._memory = None
-        if self.is_ours and self.device.type == "cpu":  # of a subclass nobody knows what it changes
+        if own(self) and self.device.type == "cpu":  # of a subclass nobody knows what it changes
             self._memory = PlainColumns(dict(zip(self.fields, self._addresses.tolist(), strict=True)), self.written)
 
     def _exchange(
@@ -81,21 +96,6 @@ class LazyTensorStorage(Storage):
         self.fields = dict(fields)
         self._columns = {key: made._columns.get(key, self._columns.get(key)) for key in fields}  # type: ignore[misc]
         self._note()
-
-    def _reserve(self, field: Field) -> Tensor:
-        if self.device.type != "cpu":
-            return field.empty(min(self.capacity, 1024), self.device)
-        size = self.capacity * field.width
-        if not size:
-            return field.empty(self.capacity)
-        try:
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-        except (OSError, ValueError) as error:
-            raise ResourceError(
-                f"{size} bytes of addresses for {self.capacity} rows cannot be reserved", why=str(error),
-                fix="Lower storage.max_size, or use storage=memmap.",
-            ) from error  # fmt: skip
-        return torch.frombuffer(memory, dtype=field.dtype).view(self.capacity, *field.shape)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
@@ -165,7 +165,7 @@ class LazyTensorStorage(Storage):
         return self._memory
 
     def private(self) -> str | None:
-        return None if self.is_ours and self.device.type == "cpu" else super().private()
+        return None if own(self) and self.device.type == "cpu" else super().private()
 
     def clear(self) -> None:
         self.fields, self._columns, self._memory, self.capacity = {}, {}, None, self.max_size
@@ -197,25 +197,8 @@ _LEAST, _LARGEST = 1 << 20, 1 << 26  # bytes of a sample that is given from here
 _HELD = 1 << 28  # bytes that are kept, in use or not
 
 
-class _Block:
-    """Hold bytes, and who has them now."""
-
-    def __init__(self, size: int) -> None:
-        self.memory = torch.empty(size, dtype=torch.uint8).numpy()
-        self.user: weakref.ref[np.ndarray] | None = None
-
-    @property
-    def free(self) -> bool:
-        return self.user is None or self.user() is None
-
-    def use(self, size: int) -> Tensor:
-        """Return the first bytes, in use as long as a tensor, view or array of them is left."""
-        part = self.memory[:size]
-        self.user = weakref.ref(part)  # the tensor's storage holds the part, and every view holds that storage
-        return torch.from_numpy(part)
-
-
-_blocks: deque[_Block] = deque()
+_blocks: deque[tuple[np.ndarray, weakref.ref[np.ndarray]]] = deque()
+"""Memory, and the part of it that a tensor, view or array still holds: its storage holds the part."""
 
 
 def sample_memory(field: Field, count: int) -> Tensor:
@@ -236,20 +219,22 @@ def _memory(size: int) -> Tensor | None:
     held = 0
     for _ in range(len(_blocks)):
         try:
-            block = _blocks.popleft()  # nobody else has it in hand until it is back
+            memory, user = _blocks.popleft()  # nobody else has it in hand until it is back
         except IndexError:
             break
-        fits = block.free and size <= len(block.memory) <= 2 * size
-        if block.free and not fits and len(_blocks) * size >= _HELD // 4:
+        free = user() is None
+        if fits := free and size <= len(memory) <= 2 * size:
+            part = memory[:size]
+            user = weakref.ref(part)
+        elif free and len(_blocks) * size >= _HELD // 4:
             continue  # of another size than what is asked for now: it goes
-        flat = block.use(size) if fits else None
-        held += len(block.memory)
-        _blocks.append(block)
-        if flat is not None:
-            return flat
+        held += len(memory)
+        _blocks.append((memory, user))
+        if fits:
+            return torch.from_numpy(part)
     if held + size > _HELD:
         return None
-    block = _Block(size)
-    flat = block.use(size)
-    _blocks.append(block)
-    return flat
+    memory = torch.empty(size, dtype=torch.uint8).numpy()
+    part = memory[:]
+    _blocks.append((memory, weakref.ref(part)))
+    return torch.from_numpy(part)

@@ -26,8 +26,8 @@ from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.batches import key_of
 from rlcli.data.collected.folder import left_out
-from rlcli.data.files.checkpoints import BUFFER, read_manifest, read_state
-from rlcli.data.files.checkpoints import FOLDERS as CHECKPOINTS
+from rlcli.data.files.checkpoint_reader import BUFFER, read_manifest, read_state
+from rlcli.data.files.checkpoint_reader import FOLDERS as CHECKPOINTS
 from rlcli.data.files.dumps import FOLDERS, read_dump, take_rows
 from rlcli.data.files.journal import JOURNAL, state_name
 from rlcli.data.files.row_files import SavedRows

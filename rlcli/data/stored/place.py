@@ -22,8 +22,8 @@ from rlcli.config.run_files import SEGMENTS as FRAMES_OF_A_RUN
 from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.folder import FORMAT as SEGMENTS
 from rlcli.data.collected.folder import need_journal, numbered
-from rlcli.data.files.checkpoints import BUFFER, gone, read_manifest
-from rlcli.data.files.checkpoints import FOLDERS as CHECKPOINTS
+from rlcli.data.files.checkpoint_reader import BUFFER, gone, read_manifest
+from rlcli.data.files.checkpoint_reader import FOLDERS as CHECKPOINTS
 from rlcli.data.files.dumps import FOLDERS as DUMPS
 from rlcli.data.files.journal import JOURNAL, format_of
 from rlcli.data.files.row_files import SavedRows

@@ -5,9 +5,9 @@ begins; elements of a value; bytes of an element; bytes of the code (of bits: 1,
 crosses a byte); what a set element looks like, as a whole number. Loads no compiler.
 """
 
-from rlcli.exports import files
+from rlcli.exports import lazily
 
-__getattr__ = files(__name__)
+__getattr__ = lazily(__name__)[0]  # names of files
 
 KIND, AT, COUNT, SIZE, WIDE, ONE = range(6)
 BITS, ONE_HOT, NARROW = range(3)

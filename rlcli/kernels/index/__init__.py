@@ -15,9 +15,9 @@ run      0         1     2        3      (END, POS, TRAJ, NXT, WHERE), a ring of
 `bits`    [R / 8]   one bit a row: it is the last of its run
 """
 
-from rlcli.exports import files
+from rlcli.exports import lazily
 
-__getattr__ = files(__name__)
+__getattr__ = lazily(__name__)[0]  # names of files
 
 # scalars
 CURSOR, STEPS, LANES, KNOWN, EXACT, HAS_IDS, MANY = range(7)

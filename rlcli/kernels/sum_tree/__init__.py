@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from rlcli import kernels
-from rlcli.exports import files
+from rlcli.exports import lazily
 
-__getattr__ = files(__name__)
+__getattr__ = lazily(__name__)[0]  # names of files
 
 LINE = 64  # bytes of a line of cache
 FAN = 8  # children of a node: eight sums are one line

@@ -21,7 +21,6 @@ from rlcli.modules.distributions.discrete import (
     CategoricalFamily,
     OneChoice,
     divergence_of,
-    draw,
     gumbel,
 )
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
@@ -146,7 +145,7 @@ class MultiCategoricalFamily(Family):
         return CATEGORICAL.mean(params)
 
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
-        return torch.stack([draw(part, generator) for part in self._split(params[0])], -1)
+        return torch.stack([CATEGORICAL.sample((part,), generator) for part in self._split(params[0])], -1)
 
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return gumbel(rng, (t, n, k))
@@ -219,7 +218,7 @@ def sum_of(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts, -1).sum(-1)
 
 
-class MultiCategorical(FamilyDistribution):
+class MultiCategoricalDistribution(FamilyDistribution):
     """Independent choices given as indices.
 
     Parameters
@@ -238,10 +237,16 @@ class MultiCategorical(FamilyDistribution):
         super().__init__(family, (logits,))
 
 
-class MultiOneHot(MultiCategorical):
-    """Independent choices given as concatenated one-hots; parameters as `MultiCategorical`'s."""
+MultiCategorical = MultiCategoricalDistribution  # by which packages offer it: a spec is called so as well
+
+
+class MultiOneHotDistribution(MultiCategoricalDistribution):
+    """Independent choices given as concatenated one-hots; parameters as `MultiCategoricalDistribution`'s."""
 
     family_for = MultiOneHotFamily
+
+
+MultiOneHot = MultiOneHotDistribution  # by which packages offer it: a spec is called so as well
 
 
 def finite(logits: Tensor) -> Tensor:

@@ -39,12 +39,6 @@ def entropy_of(log_p: Tensor) -> Tensor:
     return -(floored * log_p.exp()).sum(-1)
 
 
-def draw(logits: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return indices `[*B]` drawn from softmax(logits `[*B, k]`)."""
-    p = logits.detach().softmax(-1)
-    return torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator).reshape(p.shape[:-1])
-
-
 def divergence_of(old: Tensor, new: Tensor) -> Tensor:
     """Return the KL of softmax(old) from softmax(new) over the last dim; actions masked in `old` contribute 0."""
     a, b = old.log_softmax(-1), new.log_softmax(-1)
@@ -84,7 +78,8 @@ class CategoricalFamily(Family):
         )  # fmt: skip
 
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
-        return draw(params[0], generator)
+        p = params[0].detach().softmax(-1)
+        return torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator).reshape(p.shape[:-1])
 
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return gumbel(rng, (t, n, k))
@@ -122,7 +117,7 @@ class OneChoice(FamilyDistribution):
         return self.params[0].softmax(-1)
 
 
-class Categorical(OneChoice):
+class CategoricalDistribution(OneChoice):
     """Distribution over `k` actions given as an index.
 
     Parameters
@@ -132,3 +127,6 @@ class Categorical(OneChoice):
     """
 
     family_for = staticmethod(lambda: CATEGORICAL)
+
+
+Categorical = CategoricalDistribution  # by which packages offer it: a spec is called so as well

@@ -165,7 +165,7 @@ class FamilyDistribution(torch.distributions.Distribution):
 
     def _spread(self, sample_shape: Any) -> Params:
         shape = torch.Size(sample_shape)
-        return tuple(p.expand(shape + p.shape) for p in self.params) if shape else self.params
+        return tuple(p.expand(shape + p.shape) for p in self.params)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FamilyDistribution:
         """The same distribution over a larger batch shape."""
@@ -197,11 +197,11 @@ class FamilyDistribution(torch.distributions.Distribution):
     @torch.no_grad()
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Samples of shape `[*sample_shape, *batch_shape, *event_shape]`."""
-        return self.family.sample(self._spread(sample_shape), generator)
+        return self.family.sample(self.params if sample_shape == () else self._spread(sample_shape), generator)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Differentiable samples, where the family has them."""
-        return self.family.rsample(self._spread(sample_shape), generator)
+        return self.family.rsample(self.params if sample_shape == () else self._spread(sample_shape), generator)
 
     @property
     def mode(self) -> Tensor:

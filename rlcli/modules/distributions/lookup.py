@@ -44,7 +44,7 @@ def family_of(source: Callable[..., Any] | Drawing, kwargs: Mapping[str, Any] | 
             return build(**(kwargs or {}))
         except TypeError:  # an argument, or a dtype, of the class alone; or of nobody, and then the class says so
             return None
-    stage = _last_stage(source)
+    stage = source if isinstance(source, ProbabilisticTensorDictModule) else _last_stage(source)
     if stage is None or type(stage) is not ProbabilisticTensorDictModule or stage.num_samples is not None:
         return None
     family = family_of(stage.distribution_class, stage.distribution_kwargs)
@@ -55,7 +55,8 @@ def family_of(source: Callable[..., Any] | Drawing, kwargs: Mapping[str, Any] | 
 
 def param_keys(source: Drawing) -> list[Key]:
     """The tensordict keys of the parameters, in the order of `family.param_names`."""
-    stage, family = _last_stage(source), family_of(source)
+    stage = source if isinstance(source, ProbabilisticTensorDictModule) else _last_stage(source)
+    family = family_of(source)
     assert stage is not None and family is not None
     keys = {as_tuple(name)[-1]: key for name, key in zip(stage.dist_keys, stage.in_keys, strict=True)}
     return [keys[name] for name in family.param_names]
@@ -75,7 +76,5 @@ def _of_torch(source: Any) -> Callable[..., Family] | None:
 
 
 def _last_stage(source: Any) -> ProbabilisticTensorDictModule | None:
-    if isinstance(source, ProbabilisticTensorDictModule):
-        return source
     makers = [m for m in source.module.children() if isinstance(m, ProbabilisticTensorDictModule)]
     return makers[-1] if makers else None

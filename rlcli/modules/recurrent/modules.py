@@ -8,13 +8,14 @@ before everywhere else: nothing is padded. Shape letters: `I` inputs, `H` units,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
 from rlcli import arguments
@@ -29,12 +30,13 @@ from rlcli.modules.recurrent.sequences import (
     recurrent_mode,
     sequences,
 )
-from rlcli.modules.watch import OWN_CALLS, hooks_of
+from rlcli.modules.stages import lends_weights
 from rlcli.specs import Unbounded
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import TensorDictPrimer
 
 STATE = "recurrent_state"
+ENCODED = "encoded"  # what the layers of a `Recurrence` read
 PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "ieee"}
 RECOMPUTE = {False: False, True: True, "none": False, "full": True}
 State = tuple[Tensor, ...]  # of one layer: what it hands to the next step, its output first
@@ -351,7 +353,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 fix="Encode it first, to a vector of that size.",
             )
         self._check_dtype(show(self.in_keys[0]), x)
-        if any(hooks_of(layers)) or not vars(layers).keys().isdisjoint(OWN_CALLS):
+        if not lends_weights(layers):
             raise ArgumentError(
                 f"the {self.kind.__name__} inside {type(self).__name__} has a hook or a forward that would never run",
                 why="the module computes with its weights, and does not call it",
@@ -473,3 +475,33 @@ def either(name: str, key: Key | None, keys: Sequence[Key] | None) -> tuple[Key 
     if (key is None) == (keys is None):
         raise ArgumentError(f"a recurrent module needs {name} or {name}s", why="it was given both" * (key is not None))
     return key, keys
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Describe recurrent layers ("gru" or "lstm") behind the hidden ones, of `size` units."""
+
+    kind: str = "gru"
+    size: int = 64
+    layers: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def after(self, encoder: nn.Module, keys: Sequence[Key], key: Key) -> TensorDictSequential:
+        """Return what `encoder [*B, features]` makes of `keys`, and what is remembered of it at `key`."""
+        module = (GRUModule if self.kind == "gru" else LSTMModule)(
+            encoder.out_features,  # type: ignore[arg-type]
+            self.size,
+            self.layers,
+            in_key=ENCODED,
+            out_key=key,
+            **self.options,
+        )
+        for name, weight in module.layers.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(weight)
+            elif name.startswith("weight_hh"):
+                for gate in weight.detach().split(self.size):
+                    nn.init.orthogonal_(gate)
+            else:
+                nn.init.orthogonal_(weight)
+        return TensorDictSequential(TensorDictModule(encoder, list(keys), [ENCODED]), module)

@@ -40,11 +40,10 @@ from rlcli.keys import (
 )
 from rlcli.objectives.keyed import Elsewhere, KeyedModule, either, elsewhere
 from rlcli.objectives.networks import alone
-from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
+from rlcli.objectives.reduction import MASK_KEYS, expanded, filled, mask_of, standardise, zeroed
 from rlcli.objectives.value.network import LOWER, RowValues, successor_values
 from rlcli.objectives.value.reading import (
     Ends,
-    Read,
     Values,
     check_columns,
     check_values,
@@ -128,6 +127,7 @@ class ValueEstimator(KeyedModule, ABC):
         "value_key": ((None,), "Rename it: estimator.set_keys(value=...)."),
     }
     _net: RowValues | SequenceValues | None = None
+    recurrent = False  # whether the network is called on sequences
     reads_batch: ClassVar[bool] = False  # `estimate` reads more of the batch than rewards, ends and values
     reads_actor: ClassVar[bool] = False  # it is built with `actor_network`
 
@@ -210,13 +210,9 @@ class ValueEstimator(KeyedModule, ABC):
             self._net = SequenceValues(net, self._compute_dtype)
         else:
             self._net = RowValues(net, self._compute_dtype)
+        self.recurrent = self._net is not None and self._net.recurrent
         if self._net is not None and (before is None or self.tensor_keys.value == before.key):
             self.tensor_keys.value = self._net.key
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether the network is called on sequences."""
-        return self._net is not None and self._net.recurrent
 
     @property
     def in_keys(self) -> list[Key]:
@@ -261,23 +257,31 @@ class ValueEstimator(KeyedModule, ABC):
     ) -> tuple[Tensor, Tensor]:
         """Advantage and value target `[*B, F]` from the parts, all `[*B, F]` but the flags `[*B]`."""
 
-    def _estimated(self, td: TensorDictBase, target_params: TensorDictBase | None) -> tuple[Read, Tensor, Tensor]:
-        """Return what is read of a batch, its advantage and its value target."""
-        time, masks = self._time(td), masks_of(td)
-        mask = mask_of(masks)
+    def _estimated(
+        self, td: TensorDictBase, target_params: TensorDictBase | None
+    ) -> tuple[Values, Tensor, Tensor | None, Tensor, Tensor]:
+        """Return values, as the network wrote them too, the mask `[*B, F]`, advantage and value target of a batch."""
+        if (time := self.time_dim) is None:
+            time = td.names.index("time") if "time" in (td.names or ()) else td.ndim - 1
+        elif not -td.ndim <= time < td.ndim:
+            raise ArgumentError(f"time_dim={time} does not exist", why=f"the batch is {tuple(td.shape)}")
+        time, masks = time + td.ndim if time < 0 else time, masks_of(td)
+        mask = mask_of(masks) if masks else None
         if mask is not None and mask.numel() == td.numel() and (self.reads_batch or torch.is_grad_enabled()):
             td = self._filled(td, mask.reshape(td.shape))
-        read = self._read(td, masks, time, target_params)
-        reward, value, next_value = (zeroed(x, read.mask) for x in (read.reward, *read.values[:2]))
-        values = read.values._replace(value=value, next_value=next_value)
-        estimates = self.estimate(td, reward, read.ends, values, time)
+        reward, ends, values, raw, counts = self._read(td, masks, mask, time, target_params)
+        counted = values
+        if counts is not None:
+            reward, value, next_value = (zeroed(x, counts) for x in (reward, *values[:2]))
+            counted = values._replace(value=value, next_value=next_value)
+        estimates = self.estimate(td, reward, ends, counted, time)
         got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in estimates]
         if got != [tuple(reward.shape)] * 2:
             raise ArgumentError(
                 f"{type(self).__name__}.estimate has to return advantage and value target, both of the shape of reward",
                 why=f"reward is {tuple(reward.shape)}, got {got}",
             )
-        return read, *estimates
+        return values, raw, counts, *estimates
 
     def forward(
         self, td: TensorDictBase, *, params: TensorDictBase | None = None, target_params: TensorDictBase | None = None
@@ -298,8 +302,26 @@ class ValueEstimator(KeyedModule, ABC):
         """
         if not td.ndim:
             raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
-        with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
-            return self._write(td, *self._estimated(td, target_params))
+        with (
+            torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()),
+            nullcontext() if params is None else self._using(params),
+        ):
+            values, raw, counts, advantage, target = self._estimated(td, target_params)
+            k, value, valid = self.tensor_keys, raw, values.valid
+            if self.value_norm is not None:
+                self.value_norm.update(zeroed(target.detach(), valid), counts)
+                value, target = self.value_norm.updated(raw, values.value), self.value_norm.normalise(target)
+            if self.average:
+                advantage = standardise(advantage, counts)
+            dtype = torch.promote_types(value.dtype, torch.float32)
+            for key, x in ((k.advantage, advantage.to(dtype)), (k.value_target, target.to(dtype)), (k.value, value)):
+                td.set(key, x if valid is None else zeroed(x, valid))  # 0 in the rows that `shifted` dropped
+            for key, flags, none in ((APPROXIMATED, self._approximated, False), (SHIFTED_VALID, valid, True)):
+                if flags is not None:
+                    td.set(key, flags)
+                elif td.get(key, None) is not None or key in self.out_keys:  # of an estimate before this one
+                    td.set(key, torch.full(td.shape, none, device=advantage.device))
+        return td
 
     def value_estimate(
         self, td: TensorDictBase, *, params: TensorDictBase | None = None, target_params: TensorDictBase | None = None
@@ -308,11 +330,14 @@ class ValueEstimator(KeyedModule, ABC):
 
         Those that `forward` would write, but for a `value_norm`: `forward` counts the batch before it normalises them.
         """
-        with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
-            read, _, target = self._estimated(td, target_params)
-            target = zeroed(target, read.values.valid)
+        with (
+            torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()),
+            nullcontext() if params is None else self._using(params),
+        ):
+            values, raw, _, _, target = self._estimated(td, target_params)
+            target = zeroed(target, values.valid)
             target = target if self.value_norm is None else self.value_norm.normalise(target)
-            return target.to(torch.promote_types(read.raw.dtype, torch.float32))
+            return target.to(torch.promote_types(raw.dtype, torch.float32))
 
     def _filled(self, td: TensorDictBase, mask: Tensor) -> TensorDictBase:
         """Return the batch, with rows that count in place of those that do not, where a NaN there could go on."""
@@ -326,9 +351,17 @@ class ValueEstimator(KeyedModule, ABC):
         return source
 
     def _read(
-        self, td: TensorDictBase, masks: dict[Key, Tensor], time: int, target_params: TensorDictBase | None
-    ) -> Read:
-        """Read and check rewards, ends and values, float32 at least; drops masked rows and those over budget."""
+        self,
+        td: TensorDictBase,
+        masks: dict[Key, Tensor],
+        mask: Tensor | None,
+        time: int,
+        target_params: TensorDictBase | None,
+    ) -> tuple[Tensor, Ends, Values, Tensor, Tensor | None]:
+        """Read and check rewards, ends and values, float32 at least; drop masked rows and those over budget.
+
+        Further are values `[*B, F]` as the network wrote them, and which rows count, bool `[*B, F]` (None: all).
+        """
         k = self.tensor_keys
         observed = [] if self._net is None else self._net.in_keys
         check_columns(td, k, [(key, td.get(under_next(key), None)) for key in observed], masks)
@@ -341,55 +374,26 @@ class ValueEstimator(KeyedModule, ABC):
         if self.value_norm is not None:
             value, next_value = (self.value_norm.restore(x) for x in values[:2])
             values = values._replace(value=value, next_value=next_value)
-        self._count(values, mask_of(masks))
+        # the rows that are approximated and dropped, of those that the batch's own masks let through
+        dropped = None if values.valid is None else ~values.valid
+        own = None if mask is None else mask.reshape(raw.shape[:-1])
+        self._rows = raw[..., 0].numel() if own is None else own.sum()
+        self._approximated, self._dropped = (
+            x if x is None or own is None else x & own for x in (values.approximated, dropped)
+        )
         if values.valid is not None:
             from rlcli.objectives.value.shifted import cut_at_dropped
 
             masks[SHIFTED_VALID] = values.valid
-            ends = cut_at_dropped(ends, values.valid, time)
-        read = Read(reward.to(dtype), ends, values, raw, mask_of(masks))
-        check_values(read, (k.reward, k.value), time)
-        return read._replace(reward=standardise(read.reward, read.counts)) if self.average_rewards else read
+            ends, mask = cut_at_dropped(ends, values.valid, time), mask_of(masks)
+        reward, counts = reward.to(dtype), None if mask is None else expanded(mask, reward)
+        check_values(reward, ends, values, counts, (k.reward, k.value), time)
+        return standardise(reward, counts) if self.average_rewards else reward, ends, values, raw, counts
 
-    def _write(self, td: TensorDictBase, read: Read, advantage: Tensor, target: Tensor) -> TensorDictBase:
-        """Write the estimates in the network's units, 0 in the rows that `shifted` dropped."""
-        k, value, valid = self.tensor_keys, read.raw, read.values.valid
-        if self.value_norm is not None:
-            self.value_norm.update(zeroed(target.detach(), valid), read.counts)
-            value, target = self.value_norm.updated(value, read.values.value), self.value_norm.normalise(target)
-        if self.average:
-            advantage = standardise(advantage, read.counts)
-        dtype = torch.promote_types(value.dtype, torch.float32)
-        for key, x in ((k.advantage, advantage.to(dtype)), (k.value_target, target.to(dtype)), (k.value, value)):
-            td.set(key, zeroed(x, valid))
-        for key, flags, none in ((APPROXIMATED, self._approximated, False), (SHIFTED_VALID, valid, True)):
-            if flags is not None:
-                td.set(key, flags)
-            elif td.get(key, None) is not None or key in self.out_keys:  # of an estimate before this one
-                td.set(key, torch.full(td.shape, none, device=advantage.device))
-        return td
-
-    def _count(self, values: Values, mask: Tensor | None) -> None:
-        """Count the rows that are approximated and dropped, of those that the batch's own masks let through."""
-        dropped = None if values.valid is None else ~values.valid
-        own = None if mask is None else mask.reshape(values.value.shape[:-1])
-        self._rows = values.value[..., 0].numel() if own is None else own.sum()
-        self._approximated, self._dropped = (
-            x if x is None or own is None else x & own for x in (values.approximated, dropped)
-        )
-
-    def _using(self, params: TensorDictBase | None) -> AbstractContextManager[Any]:
-        if params is None or self.value_network is None:
+    def _using(self, params: TensorDictBase) -> AbstractContextManager[Any]:
+        if self.value_network is None:
             return nullcontext()
         return (params if self.network_gradient else params.detach()).to_module(self.value_network)
-
-    def _time(self, td: TensorDictBase) -> int:
-        if self.time_dim is not None:
-            if not -td.ndim <= self.time_dim < td.ndim:
-                raise ArgumentError(f"time_dim={self.time_dim} does not exist", why=f"the batch is {tuple(td.shape)}")
-            return self.time_dim % td.ndim
-        names = td.names or []
-        return names.index("time") if "time" in names else td.ndim - 1
 
     def _values(self, td: TensorDictBase, ends: Ends, time: int, target_params: TensorDictBase | None) -> Values:
         key = self.tensor_keys.value

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.kernels.scan import Rate, broadcast_rate, scan
+from rlcli.kernels.scan import Rate, scan
 from rlcli.objectives.value.reading import need_rate
 
 __all__ = [
@@ -72,7 +72,7 @@ def generalized_advantage_estimate(
     ArgumentError
         Shapes or dtypes differ, or the backend cannot run here. So of every function of this module.
     """
-    gamma, lmbda = _rate("gamma", gamma, reward), _rate("lmbda", lmbda, reward)
+    gamma, lmbda = need_rate("gamma", gamma, reward), need_rate("lmbda", lmbda, reward)
     ends = (done if terminated is None else terminated, done)
     return scan(reward, *ends, state_value, next_state_value, gamma, gamma * lmbda, backend=backend, time_dim=time_dim)
 
@@ -99,7 +99,7 @@ def td0_return_estimate(
     terminated = done if terminated is None else terminated
     _need_flags(terminated=terminated)
     _need_shape(reward, next_state_value=next_state_value, terminated=terminated)
-    gamma = _rate("gamma", gamma, reward)
+    gamma = need_rate("gamma", gamma, reward)
     value = next_state_value if terminated is None else next_state_value.masked_fill(terminated, 0.0)
     return reward + gamma * value
 
@@ -183,7 +183,7 @@ def td_lambda_return_estimate(
     _need_shape(reward, next_state_value=next_state_value, done=done, terminated=terminated)
     if not -reward.ndim <= time_dim < reward.ndim:
         raise ArgumentError(f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(reward.shape)}")
-    gamma, lmbda = _rate("gamma", gamma, reward), _rate("lmbda", lmbda, reward)
+    gamma, lmbda = need_rate("gamma", gamma, reward), need_rate("lmbda", lmbda, reward)
     ends = (done if terminated is None else terminated, done)
     cut = done.clone()
     cut.narrow(time_dim, max(reward.shape[time_dim] - 1, 0), min(reward.shape[time_dim], 1)).fill_(True)
@@ -245,7 +245,7 @@ def vtrace_advantage_estimate(
     value_target : Tensor
         `v_t`.
     """
-    gamma, terminated = _rate("gamma", gamma, reward), done if terminated is None else terminated
+    gamma, terminated = need_rate("gamma", gamma, reward), done if terminated is None else terminated
     if not log_pi.shape == log_mu.shape == reward.shape:
         raise ArgumentError(
             "log_pi, log_mu and reward have different shapes",
@@ -267,14 +267,8 @@ def vtrace_advantage_estimate(
 
 def reward2go(reward: Tensor, done: Tensor, gamma: Rate, *, time_dim: int = -2, backend: str = "auto") -> Tensor:
     """`G_t = r_t + gamma [not done_t] G_{t+1}`: the discounted rewards that follow, without any value."""
-    gamma, nothing = _rate("gamma", gamma, reward), torch.zeros_like(reward)
+    gamma, nothing = need_rate("gamma", gamma, reward), torch.zeros_like(reward)
     return scan(reward, done, done, nothing, nothing, 0.0, gamma, backend=backend, time_dim=time_dim)[0]
-
-
-def _rate(name: str, rate: Rate, reward: Tensor) -> Rate:
-    """Return a number, or a tensor of them in the shape, dtype and device of the reward."""
-    rate = need_rate(name, rate)
-    return broadcast_rate(name, rate, reward) if isinstance(rate, Tensor) else rate
 
 
 def _need_shape(reward: Tensor, **others: Tensor | None) -> None:

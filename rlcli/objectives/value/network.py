@@ -83,28 +83,17 @@ def called(net: Any, columns: Columns, key: Key, rows: int) -> dict[Key, Tensor]
     return written
 
 
-class RowValues:
+class RowValues(Lowered):
     """Map rows to the values of a feed-forward network."""
 
     state_keys: tuple[Key, ...] = ()
     recurrent = False
 
     def __init__(self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> None:
-        self.module, self.net = network, Lowered(network)
+        super().__init__(network)
         self._compute_dtype = compute_dtype
         self._params: TensorDictBase | None = None
         self.key = value_key(network)
-
-    @property
-    def in_keys(self) -> list[Key]:
-        """Return what the network reads, as it is now."""
-        return self.net.in_keys
-
-    @property
-    def mixes_rows(self) -> bool:
-        """Say whether a row's value depends on which others are in its call: statistics of batches."""
-        parts = (x for x in self.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
-        return any(x.training or x.running_mean is None for x in parts)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
         """Swap in other parameters (a target network's) while it is called."""
@@ -112,9 +101,9 @@ class RowValues:
         other._params = params
         return other
 
-    def __call__(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
+    def rows(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
         """Return values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
-        net: Net = self.net
+        net: Net = self
         n = next(iter(columns.values())).shape[0]
         if self._compute_dtype is not None:
             net = computed_in(self._compute_dtype, net)
@@ -149,8 +138,11 @@ class Observations:
         """Say whether all of them are known bit for bit, without a fill value."""
         return all(is_gathered(x) for x in self.following.values())
 
-    def common_gather(self) -> Tensor | None:
-        """Return the one index that gathers all next observations from this batch's own rows, or None."""
+    def common_gather(self) -> tuple[Tensor, dict[Key, Tensor]] | None:
+        """Return the one index that gathers all next observations from this batch's own rows and further ones, or None.
+
+        Beside the index are these further rows.
+        """
         index: Tensor | None = None
         for key, x in self.following.items():
             if not is_gathered(x):
@@ -164,16 +156,7 @@ class Observations:
                 index = x.index
             elif x.index.data_ptr() != index.data_ptr() and not torch.equal(x.index, index):
                 return None
-        return index
-
-    def extra(self) -> dict[Key, Tensor]:
-        """Return the rows that next observations are gathered from beside the batch's own (a common gather only)."""
-        return {k: x.extra for k, x in self.following.items()}
-
-    def may_hold_nan(self) -> bool:
-        """Say whether an extra row holds NaN, or may, where the host must not ask."""
-        extra = self.extra().values()
-        return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in extra)
+        return None if index is None else (index, {key: x.extra for key, x in self.following.items()})
 
     def next_rows(self, unused: Tensor | None = None) -> tuple[dict[Key, Tensor], Tensor | None]:
         """Return next observations ``[N, *shape]`` and which ``[N]`` are unknown (replaced by the row's own)."""
@@ -190,6 +173,11 @@ class Observations:
 def is_gathered(x: Any) -> bool:
     """Say whether `x` is a lazy gather tensor, by what it offers: objectives do not import data."""
     return all(hasattr(x, name) for name in ("obs", "extra", "index", "full"))
+
+
+def _may_hold_nan(rows: Columns) -> bool:
+    """Say whether a row holds NaN, or may, where the host must not ask."""
+    return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in rows.values())
 
 
 def _fill_value_rows(following: Columns) -> Tensor | None:
@@ -221,21 +209,23 @@ def successor_values(
 ) -> Values:
     """Return values of every row and of its successor; with `two_calls` as `full` batches, bit for bit."""
     seen, following = Observations(td, net.in_keys), target or net
-    value = net(seen.root, chunk_rows).unflatten(0, td.shape)  # [*B, F]
+    value = net.rows(seen.root, chunk_rows).unflatten(0, td.shape)  # [*B, F]
     if any(x is None for x in seen.following.values()):
-        own = value if target is None else target(seen.root, chunk_rows).unflatten(0, td.shape)
+        own = value if target is None else target.rows(seen.root, chunk_rows).unflatten(0, td.shape)
         return _neighbours(value, own, ends, time)
     unused = ends.terminated.reshape(-1) if torch.is_grad_enabled() else None
-    gather = None if two_calls or target is not None or net.mixes_rows else seen.common_gather()
-    if gather is not None and not (unused is not None and seen.may_hold_nan()):
-        pool, extra = value.reshape(-1, value.shape[-1]), seen.extra()
+    norms = (x for x in net.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
+    mixing = any(x.training or x.running_mean is None for x in norms)  # a row's value depends on others in its call
+    gather = None if two_calls or target is not None or mixing else seen.common_gather()
+    if gather is not None and not (unused is not None and _may_hold_nan(gather[1])):
+        pool, (index, extra) = value.reshape(-1, value.shape[-1]), gather
         if next(iter(extra.values())).shape[0]:
-            pool = torch.cat([pool, net(extra, chunk_rows)])
-        return Values(value, pool.index_select(0, gather.reshape(-1)).unflatten(0, td.shape), None)
+            pool = torch.cat([pool, net.rows(extra, chunk_rows)])
+        return Values(value, pool.index_select(0, index.reshape(-1)).unflatten(0, td.shape), None)
     rows, unknown = seen.next_rows(unused)
     if unknown is not None:
         unknown = unknown.reshape(td.shape) & ~ends.terminated
-    return Values(value, following(rows, chunk_rows).unflatten(0, td.shape), unknown)
+    return Values(value, following.rows(rows, chunk_rows).unflatten(0, td.shape), unknown)
 
 
 def _neighbours(value: Tensor, following: Tensor, ends: Ends, time: int) -> Values:

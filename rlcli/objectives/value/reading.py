@@ -17,9 +17,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
-from rlcli.kernels.scan import Rate
+from rlcli.kernels.scan import Rate, broadcast_rate
 from rlcli.keys import ACTION, NEXT, SHIFTED_VALID, STEPS_TO_NEXT_OBS, Key, as_tuple, show
-from rlcli.objectives.reduction import MASK_KEYS, expanded, may_ask
+from rlcli.objectives.reduction import MASK_KEYS, may_ask
 
 
 class Values(NamedTuple):
@@ -41,21 +41,6 @@ class Ends(NamedTuple):
         """Return `cut` and `terminated` in the shape of `like [*B, F]`, as the pure functions take them."""
         cut, terminated = (x.unsqueeze(-1).expand_as(like) for x in (self.cut, self.terminated))
         return cut, terminated
-
-
-class Read(NamedTuple):
-    """Hold the columns that a formula needs of a batch `[*B]`."""
-
-    reward: Tensor  # [*B, F]
-    ends: Ends
-    values: Values  # in units of the reward
-    raw: Tensor  # [*B, F]: the value as the network wrote it
-    mask: Tensor | None  # bool [*B]: rows that count; None: all
-
-    @property
-    def counts(self) -> Tensor | None:
-        """Return the mask in the shape of the reward."""
-        return None if self.mask is None else expanded(self.mask, self.reward)
 
 
 def masks_of(td: TensorDictBase) -> dict[Key, Tensor]:
@@ -98,8 +83,11 @@ def ends_of(td: TensorDictBase, keys: Any, time: int, masks: Mapping[Key, Tensor
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
-def need_rate(name: str, rate: Rate) -> Rate:
-    """Check a rate in [0, 1]; a tensor's numbers only where that costs no wait (CPU, not compiled)."""
+def need_rate(name: str, rate: Rate, reward: Tensor | None = None) -> Rate:
+    """Check a rate in [0, 1]; a tensor's numbers only where that costs no wait (CPU, not compiled).
+
+    With a `reward` a tensor is returned in its shape, dtype and device.
+    """
     if not isinstance(rate, Tensor):
         if not isinstance(rate, Real):
             raise ArgumentError(f"{name} must be a number between 0 and 1, or a tensor of such", why=f"got {rate!r}")
@@ -111,7 +99,7 @@ def need_rate(name: str, rate: Rate) -> Rate:
         fits = (seen >= 0) & (seen <= 1)
         if not fits.all():
             raise ArgumentError(f"{name} must be between 0 and 1", why=f"its tensor holds {seen[~fits][0].item():.6g}")
-    return rate
+    return rate if reward is None else broadcast_rate(name, rate, reward)
 
 
 def check_columns(
@@ -177,9 +165,11 @@ def _writer(key: Key) -> str:
     return "the collector writes what the env observes"
 
 
-def check_values(read: Read, keys: tuple[Key, Key], time: int) -> None:
+def check_values(
+    reward: Tensor, ends: Ends, values: Values, counts: Tensor | None, keys: tuple[Key, Key], time: int
+) -> None:
     """Refuse values that are not of the reward's shape, and numbers in rows that count that are not finite."""
-    reward, (value, next_value, *_) = read.reward, read.values
+    value, next_value = values[:2]
     names = show(keys[0]), show(keys[1]), f"next {show(keys[1])}"
     for name, x in zip(names[1:], (value, next_value), strict=True):
         if x.shape != reward.shape:  # they would broadcast, and pair wrong steps
@@ -188,12 +178,11 @@ def check_values(read: Read, keys: tuple[Key, Key], time: int) -> None:
                 why=f"{tuple(x.shape)} against {tuple(reward.shape)}",
                 fix="Let the value network write as many numbers a row as there are rewards.",
             )
-    counts = read.counts
     if reward.is_meta or not may_ask(reward):
         return
     if counts is not None and not counts.any():
         raise ArgumentError("no row of the batch counts", why="its masks let none through")
-    next_value = next_value.masked_fill(read.ends.terminated.unsqueeze(-1), 0)
+    next_value = next_value.masked_fill(ends.terminated.unsqueeze(-1), 0)
     for name, x in zip(names, (reward, value, next_value), strict=True):
         seen = x if counts is None else x.masked_fill(~counts, 0)
         if seen.sum().isfinite() or seen.isfinite().all():

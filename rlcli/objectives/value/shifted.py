@@ -151,7 +151,7 @@ def _by_rows(
     """Return values `[R, S, F]` and which are known `[R, S]` (None: all); `row` is `[R, S]`."""
     pick = _picker(seen, row.reshape(-1), following.reshape(-1))
     size = row.numel() if chunk_rows is None else chunk_rows
-    parts = [net(pick(slice(i, i + size))) for i in range(0, row.numel(), size)]
+    parts = [net.rows(pick(slice(i, i + size))) for i in range(0, row.numel(), size)]
     values = torch.cat(parts) if len(parts) != 1 else parts[0]
     return values.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
 
@@ -281,9 +281,10 @@ def _picker(seen: Observations, row: Tensor, following: Tensor) -> Picker:
     if gather is None:
         second, unknown = seen.next_rows()
         return Picker(seen, second, row, following, None if unknown is None else ~(following & unknown[row]))
-    index = torch.where(following, gather.reshape(-1)[row], row)
+    common, extra = gather
+    index = torch.where(following, common.reshape(-1)[row], row)
     other = index >= count
-    return Picker(seen, seen.extra(), torch.where(other, index - count, index), other, None, own=row)
+    return Picker(seen, extra, torch.where(other, index - count, index), other, None, own=row)
 
 
 class Picker:

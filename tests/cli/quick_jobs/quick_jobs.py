@@ -13,7 +13,7 @@ from pathlib import Path
 
 import rlcli.cli.job
 from rlcli.errors import EnvError, StoppedSafely
-from rlcli.runs.folder import RunLock
+from rlcli.runs.folder import locked
 from rlcli.runs.signals import StopSignals
 
 
@@ -25,7 +25,7 @@ def note(line):
 def work(folder, seed, kind):
     note(f"{kind} {seed}")
     print(f"I am job with seed {seed}", flush=True)
-    with StopSignals() as stop, RunLock(folder):
+    with StopSignals() as stop, locked(folder):
         if seed == 3 and kind == "start":
             raise EnvError("it broke")
         if seed == 5 and kind == "start":
@@ -41,7 +41,7 @@ def work(folder, seed, kind):
         raise StoppedSafely("saved")
 
 
-def start(cfg, words):
+def start(verb, cfg, words):
     folder = Path(cfg.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
     info = {"recipe": None, "env": cfg.env.id, "seed": cfg.seed, "overrides": words}
@@ -58,7 +58,7 @@ def plan(cfg, verb):
     return types.SimpleNamespace(places=[types.SimpleNamespace(name="RAM", need=int(os.environ.get("NEEDS", "1")))])
 
 
-rlcli.cli.job.start_training = start
+rlcli.cli.job.start = start
 sys.modules["rlcli.build"] = types.ModuleType("rlcli.build")
 sys.modules["rlcli.build"].resume = resume
 sys.modules["rlcli.build.plan"] = types.ModuleType("rlcli.build.plan")

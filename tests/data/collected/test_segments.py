@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import struct
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -21,6 +19,7 @@ from rlcli.data import Rows, SegmentReader, SegmentWriter, open_segments, verify
 from rlcli.data.files.tensors import decode, encode
 from rlcli.data.next_obs import concat
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from tests.preloaded import forked
 
 NEXT = ("next", "observation")
 
@@ -114,8 +113,8 @@ before = peak()
 go(30, r"{tmp_path}/b")
 print((peak() - before) // 1024)
 """
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(answer.stdout) < 12, answer.stdout
+    code, out, err = forked(script, tmp_path)
+    assert code == 0 and int(out) < 12, (out, err)
 
 
 def test_batches_written_in_groups_are_acknowledged_at_the_commit(tmp_path):

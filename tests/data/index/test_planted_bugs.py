@@ -20,7 +20,7 @@ from test_trajectory_index import go
 import rlcli.kernels.index as kernels
 from rlcli.data.index import TrajectoryIndex, cut_out
 from rlcli.data.index.arrays import IndexArrays
-from rlcli.data.next_obs.pairs import SidePool
+from rlcli.data.next_obs.pairs import Pairs
 from rlcli.data.ring.contents import Contents
 
 FOLDER = Path(kernels.__file__).parent
@@ -206,5 +206,5 @@ def test_a_pool_that_loses_its_slots_when_it_grows_is_caught(plain, monkeypatch)
     def forgetful(self, slots):
         self.memory = np.zeros((slots, self.slot_width), np.uint8)
 
-    monkeypatch.setattr(SidePool, "grow", forgetful)
+    monkeypatch.setattr(Pairs, "grow", forgetful)
     assert seen()

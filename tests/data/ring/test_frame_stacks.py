@@ -126,7 +126,7 @@ def test_a_stack_costs_one_frame_a_row():
         ring.extend(batch_of([rows[first : first + 8]], [8], None, True)[0])
     stacks = ring.stacks["pixels"]
     assert len(stacks.heads.of(0)[0]) == 1 and not len(stacks.heads.memory)
-    assert ring.storage.fields["pixels"].width == 4 and ring.index.arrays.slots_in_use == 1
+    assert ring.storage.fields["pixels"].width == 4 and ring.index.slots_in_use == 1
 
 
 def test_interleaved_single_steps_are_linked_and_not_copied():

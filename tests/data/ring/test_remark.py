@@ -66,7 +66,7 @@ def go(seed):
             check(late)
             if known:
                 assert next_bits(late, rows) == next_bits(early, rows)
-            assert late.index.arrays.slots_in_use == early.index.arrays.slots_in_use
+            assert late.index.slots_in_use == early.index.slots_in_use
 
 
 @pytest.mark.filterwarnings("ignore:.*not followed by their own")

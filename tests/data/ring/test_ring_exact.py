@@ -83,7 +83,7 @@ def test_a_batch_of_the_collector_costs_its_ends_and_one_row_an_env():
     ring = Ring(LazyTensorStorage(1000))
     ring.extend(marked(exact))
     inner = len({(t, lane) for t, lane in _places(exact) if t < 39})
-    assert ring.index.arrays.slots_in_use == inner + 3
+    assert ring.index.slots_in_use == inner + 3
 
 
 def _places(td):
@@ -123,7 +123,7 @@ def test_n_steps_do_not_step_from_one_trajectory_into_a_row_that_looks_alike():
     path, steps = ring.index.walk(np.arange(6), 3)
     assert steps.tolist() == [3, 2, 1, 1, 2, 1]
     assert path.tolist() == [[0, 1, 2], [1, 2, 2], [2, 2, 2], [3, 3, 3], [4, 5, 5], [5, 5, 5]]
-    assert ring.index.arrays.slots_in_use == 2  # the last row's, and that of 4, which may go on later
+    assert ring.index.slots_in_use == 2  # the last row's, and that of 4, which may go on later
 
 
 def test_shuffled_batches_are_told_once_with_the_count_and_the_way_out():

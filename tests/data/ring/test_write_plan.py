@@ -10,7 +10,7 @@ from ring_model import check
 from tensordict import TensorDict
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
-from rlcli.data.ring.plans import Form, alike, is_plain_batch, plainly_alike
+from rlcli.data.ring.plans import alike, form_of, plainly_alike
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.kernels.index import PAIRED, UNFOLLOWED
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*not followed by their own")
 
 def assert_same(one, other):
     for ring in (one, other):
-        ring.index.arrays.notes = np.empty(0, np.uint8)  # scratch
+        ring.index.notes = np.empty(0, np.uint8)  # scratch
     same(one.state_dict(), other.state_dict())
     for key in other.storage.fields:
         held = other.storage.nbytes and int(other.storage.written[0])
@@ -27,7 +27,7 @@ def assert_same(one, other):
         assert torch.equal(one.storage.column(key)[:held], other.storage.column(key)[:held])
     assert one.index.version == other.index.version
     counts = [PAIRED, UNFOLLOWED]
-    assert (one.index.arrays.scalars[counts] == other.index.arrays.scalars[counts]).all()
+    assert (one.index.scalars[counts] == other.index.scalars[counts]).all()
 
 
 @pytest.mark.parametrize("ends", [("done",), ("terminated", "truncated"), ()])
@@ -177,7 +177,7 @@ def test_memory_that_runs_out_is_said_before_anything_is_written(monkeypatch):
     def full():
         raise MemoryError("no more")
 
-    monkeypatch.setattr(ring.index.arrays, "grow", full)
+    monkeypatch.setattr(ring.index, "grow", full)
     with pytest.raises(ResourceError) as caught:
         ring.extend(play(rng, (100,), many=1.0))
     assert "no memory to index 100 more rows" in str(caught.value)
@@ -202,11 +202,11 @@ def test_alike_is_what_its_plain_twin_says():
 
 def test_a_form_is_of_plain_tensors_only():
     batch = TensorDict({"x": torch.zeros(3), "y": {"z": torch.zeros(3, 1)}}, [3])
-    form = Form(batch)
-    assert form.keys == ["x", ("y", "z")]
-    assert [x is y for x, y in zip(form.tensors(batch), (batch["x"], batch["y", "z"]), strict=True)] == [True, True]
-    assert form.tensors(batch.clone().set("w", torch.zeros(3))) is None
-    assert form.tensors(batch.clone().set(("y", "w"), torch.zeros(3))) is None
-    assert form.tensors(TensorDict({"x": torch.zeros(3), "y": torch.zeros(3, 1)}, [3])) is None
-    assert not is_plain_batch(batch.clone().set("word", "a word"))
-    assert not is_plain_batch(TensorDict.lazy_stack([batch, batch]))
+    keys, tensors = form_of(batch)
+    assert keys == ["x", ("y", "z")]
+    assert [x is y for x, y in zip(tensors(batch), (batch["x"], batch["y", "z"]), strict=True)] == [True, True]
+    assert tensors(batch.clone().set("w", torch.zeros(3))) is None
+    assert tensors(batch.clone().set(("y", "w"), torch.zeros(3))) is None
+    assert tensors(TensorDict({"x": torch.zeros(3), "y": torch.zeros(3, 1)}, [3])) is None
+    assert form_of(batch.clone().set("word", "a word")) is None
+    assert form_of(TensorDict.lazy_stack([batch, batch])) is None

@@ -69,7 +69,7 @@ def test_small_and_huge_samples_are_plain_tensors():
 
 def test_what_is_held_is_bounded():
     kept = [sample_memory(FIELD, 20) for _ in range(16)]
-    held = sum(len(block.memory) for block in sample_memory_module._blocks)
+    held = sum(len(memory) for memory, _ in sample_memory_module._blocks)
     assert held <= sample_memory_module._HELD and len({t.data_ptr() for t in kept}) == 16
     for t, value in zip(kept, range(16), strict=True):
         t.fill_(value)
@@ -81,7 +81,7 @@ def test_blocks_of_another_size_go():
         for _ in range(3):
             kept = [sample_memory(FIELD, count) for _ in range(3)]
             del kept
-        held = sum(len(block.memory) for block in sample_memory_module._blocks)
+        held = sum(len(memory) for memory, _ in sample_memory_module._blocks)
         assert held <= sample_memory_module._HELD
 
 

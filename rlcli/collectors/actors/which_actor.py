@@ -16,8 +16,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
 
 from rlcli.arguments import refuse
-from rlcli.collectors.actors.actor import ActorRunner, Outputs, PolicyContext, call, states_of
-from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.actor import ActorRunner, FastActor, Outputs, PolicyContext, call, states_of
 from rlcli.collectors.devices import NOT_COPIED
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next
@@ -54,15 +53,12 @@ def choose_actor(
                why="the policy cannot be copied for a trial call",
                fix="Use init_random_frames=0, or give the policy as an nn.Module.")  # fmt: skip
         return _as_it_is(policy, setting, f"it is no module that can be copied: {_SEEN}")
-    shown = _made_up(setting, legal)
     try:
-        example = _tried(tried, shown, setting)
+        example, rewrites = _tried(tried, setting, legal)
     except (ArgumentError, NumericsError):
         if early or not whole:
             raise
         return _as_it_is(policy, setting, f"specs do not say what the env shows: {_SEEN}")
-    left = ((key, example.get(key, None), value) for key, value in shown.items())
-    rewrites = {key for key, now, was in left if now is not None and not np.array_equal(now.detach().numpy(), was)}
     outputs = setting.outputs(example)
     if not isinstance(policy, nn.Module):
         why = "it is no module that can be copied"
@@ -96,21 +92,21 @@ def _on_rows(
     if function is None or not all(isinstance(stage.module, nn.Module) for stage in function.stages):
         return "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
     states = states_of(outputs)
-    if (states or function.carries) and (why := _no_step(function.stages, states)):
+    if (states or any(stage.state_keys for stage in function.stages)) and (why := _no_step(function.stages, states)):
         return why
     written = _written(function.stages, outputs)
     if (family := _loop_family(function, setting.actions)) is None:
         return "its distribution is none that rlcli draws from"
     taken = numpy_dtype(outputs[ACTION].dtype)
-    if taken is None or (setting.actions.encoded and taken != setting.actions.stored[1]):
+    if taken is None or (setting.actions.encoded and taken != setting.actions.stored.dtype):
         return f"its actions are {dtype_name(outputs[ACTION].dtype)}"
     if (
         written is None
         or not written.keys().isdisjoint(setting.inputs)  # rows keep what the env showed
-        or any(key not in written or len(written[key][0]) != 1 for key in function.param_keys)  # rows [N, k]
+        or any(key not in written or len(written[key].shape) != 1 for key in function.param_keys)  # rows [N, k]
     ):
         return "what it writes is not float32, one row a step, beside what the env shows"
-    options = None if setting.actions.kind == "box" else family.options(written[function.param_keys[0]][0][0])
+    options = None if setting.actions.kind == "box" else family.options(written[function.param_keys[0]].shape[0])
     if setting.actions.kind != "box" and (options is None or (np.asarray(options) - 1 > setting.actions.last).any()):
         return "it may choose what the env does not offer: each action is looked at"
     function = function._replace(family=family)
@@ -123,7 +119,7 @@ def _on_rows(
 
 def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
     """Say why the written `states` do not all go from rows to the next ones; "" where they do."""
-    recurrent = [stage for stage in stages if stage.recurrent]
+    recurrent = [stage for stage in stages if stage.state_keys]
     if any(stage.module.runs_over_sequences for stage in recurrent):
         return "it runs over sequences where nothing says otherwise: default_recurrent_mode=True"
     if any(stage.out_keys[1:] != tuple(map(under_next, stage.state_keys)) for stage in recurrent):
@@ -133,9 +129,21 @@ def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
     return ""
 
 
-def _tried(policy: Any, shown: dict[Key, np.ndarray], setting: PolicyContext) -> TensorDictBase:
-    """Return what one call on made-up observations gives, as it will explore; no random stream moves on."""
-    device = setting.placement.policy
+def _tried(
+    policy: Any, setting: PolicyContext, legal: Callable[[Key, np.ndarray], np.ndarray]
+) -> tuple[TensorDictBase, set[Key]]:
+    """Return what one call on made-up observations gives, as it will explore, and which of them it overwrites.
+
+    They are fixed, not zeros, which would hide a wrong weight; no random stream moves on.
+    """
+    rng, device = np.random.default_rng(0), setting.placement.policy
+    shown = {
+        key: np.asarray(rng.random((*setting.batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
+        for key, (shape, dtype) in setting.inputs.items()
+    }
+    if IS_INIT in shown:  # no episode begins: the rows of states are set where one does
+        shown[IS_INIT][...] = False
+    shown = {key: legal(key, value) for key, value in shown.items()}
     drawn = [device] if device is not None and device.type == "cuda" else []
     numpys, pythons = np.random.get_state(), random.getstate()
     try:
@@ -148,25 +156,15 @@ def _tried(policy: Any, shown: dict[Key, np.ndarray], setting: PolicyContext) ->
             called = partial(call, policy, where="its first call, on made-up observations", first=True)
             try:
                 with set_interaction_type(setting.exploration):
-                    return called(td.clone(False)).cpu()
+                    example = called(td.clone(False)).cpu()
             except NumericsError:  # of NaN nothing is drawn; the first step refuses it, where evidence can be kept
                 with set_interaction_type(InteractionType.DETERMINISTIC):
-                    return called(td).cpu()
+                    example = called(td).cpu()
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)
-
-
-def _made_up(setting: PolicyContext, legal: Callable) -> dict[Key, np.ndarray]:
-    """Make up fixed observations that the env may show; not zeros, which would hide a wrong weight."""
-    rng = np.random.default_rng(0)
-    drawn = {
-        key: np.asarray(rng.random((*setting.batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
-        for key, (shape, dtype) in setting.inputs.items()
-    }
-    if IS_INIT in drawn:  # no episode begins: the rows of states are set where one does
-        drawn[IS_INIT][...] = False
-    return {key: legal(key, value) for key, value in drawn.items()}
+    left = ((key, example.get(key, None), value) for key, value in shown.items())
+    return example, {key for key, now, was in left if now is not None and not np.array_equal(now.detach().numpy(), was)}
 
 
 def _written(stages: Sequence[Stage], outputs: Outputs) -> Fields | None:
