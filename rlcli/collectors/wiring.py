@@ -180,7 +180,7 @@ def wire(
         vec_env.env.to(asked)
     if options.max_frames_per_traj is not None:
         vec_env.limit_frames(options.max_frames_per_traj)  # may refuse
-        vec_env.limit_frames(None)  # the engine limits only the episodes that it begins
+    vec_env.limit_frames(None)  # the engine limits only the episodes that it begins
     reward: Fields = {REWARD: Field((1,), np.dtype(np.float32))}
     shown = dict(vec_env.schema)
     for transform in transforms:
@@ -329,5 +329,11 @@ def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.nd
     for full in (env.full_observation_spec, env.full_state_spec):
         for name, spec in full.items(True, True):
             if unravel(name) == key and spec.shape == values.shape:
-                return spec.to("cpu").project(torch.from_numpy(values).to(spec.dtype)).numpy().astype(values.dtype)
+                spec = spec.to("cpu")
+                moved = spec.project(torch.from_numpy(values).to(spec.dtype))
+                if not spec.is_in(moved):  # a user's, which only draws
+                    with torch.random.fork_rng(devices=[]):
+                        torch.default_generator.manual_seed(0)
+                        moved = spec.rand()
+                return moved.numpy().astype(values.dtype)
     return values

@@ -39,7 +39,7 @@ class Group:
 class Part(NamedTuple):
     """A choice of a group: its options, `package.module:object` of what it builds, and what it says of itself."""
 
-    options: Any  # a dataclass, a `Group`
+    options: Any = None  # a dataclass, a `Group`; of a user's part the group's own
     place: str = ""
     off_policy: bool = False  # of an algorithm: it learns from stored rows, whoever collected them
     draws: str = "rows"  # of a sampler: single stored "rows", parts of the new "batch", or stored "slices"

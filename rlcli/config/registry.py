@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rlcli.config.choices import CHOICES
 from rlcli.config.choices.learn import Config
-from rlcli.config.option import REGISTERED, Group, Part, leaves
+from rlcli.config.option import REGISTERED, Part, leaves
 from rlcli.config.problem import unknown
 from rlcli.errors import ConfigError, RlcliError, in_words, without_display
 
@@ -225,10 +225,10 @@ def part(kind: str, name: str) -> Part:
         return ours._replace(keys=reading(group, name))
     keys = reading(group, REGISTERED)
     if name not in users_names(kind):
-        return Part(Group, keys=keys)
+        return Part(keys=keys)
     builder = find(kind, name)
     own = {field: value for field in ("off_policy", "draws") if (value := getattr(builder, field, None)) is not None}
-    return Part(Group, keys=(*keys, *(getattr(builder, "uses", None) or ())), **own)
+    return Part(keys=(*keys, *(getattr(builder, "uses", None) or ())), **own)
 
 
 def arguments(kind: str, options: Any) -> dict[str, Any]:

@@ -261,8 +261,8 @@ def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
     return f"{said}register one yourself: rlcli help environments"
 
 
-def check_machine(cfg: Any) -> list[Problem]:
-    """Check that packages are there, and that every named device could exist with this torch on this system."""
+def check_devices(cfg: Any) -> list[Problem]:
+    """Check that every named device could exist with this torch on this system; using it shows whether it does."""
     kind = cfg.device.kind
     wanted = [("device", kind, accelerator() if kind == "split" else "cpu" if kind == "auto" else kind)]
     for name in ("env_device", "policy_device", "storing_device", "train_device"):
@@ -276,10 +276,12 @@ def check_machine(cfg: Any) -> list[Problem]:
             found.append(Problem(f"{key}={given} is not there: the installed torch is a CPU build", f"use {key}=cpu"))
         elif device == "mps" and sys.platform != "darwin":
             found.append(Problem(f"{key}={given} is not there: mps exists on macOS only", f"use {key}=cpu"))
-    found = [problem._replace(only_here=True) for problem in found]
-    if cfg.memory.compress:
-        found += lacking("compressed", "memory.compress=true")
-    return found + (lacking("tensorboard", "logger=tensorboard") if cfg.logger.kind == "tensorboard" else [])
+    return [problem._replace(only_here=True) for problem in found]
+
+
+def check_packages(cfg: Any) -> list[Problem]:
+    compressed = lacking("compressed", "memory.compress=true") if cfg.memory.compress else []
+    return [*compressed, *(lacking("tensorboard", "logger=tensorboard") if cfg.logger.kind == "tensorboard" else [])]
 
 
 # ---- policy, parts of a user's, folder ------------------------------------------------------------------------------
@@ -314,6 +316,7 @@ CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
     check_learning: ("",),  # any key
     check_recurrence: ("policy.", "loss.kind.", "device."),
     check_env: ("env.kind.", "env.id."),
-    check_machine: ("device.", "memory.compress.", "logger."),
+    check_devices: ("device.",),
+    check_packages: ("memory.compress.", "logger."),
     check_policy: ("policy.",),
 }

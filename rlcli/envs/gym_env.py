@@ -216,8 +216,9 @@ class GymEnv(VecEnvAdapter):
         return [*own_methods(self), *(name for name, leaves in self._specs().items() if leaves != self._made[name])]
 
     def _specs(self) -> dict[str, list]:
-        """Return the leaves of its specs: to compare one with itself costs nothing."""
-        return {name: Composite({name: getattr(self, name)}).items(True, True) for name in SPECS}
+        """Return copies of the leaves of its specs, which somebody may change in place."""
+        leaves = {name: Composite({name: getattr(self, name)}).items(True, True) for name in SPECS}
+        return {name: [(key, spec.clone()) for key, spec in pairs] for name, pairs in leaves.items()}
 
     def _move_specs(self, device: torch.device) -> None:
         as_made = self._specs() == self._made

@@ -42,9 +42,12 @@ def from_gym_space(
     `categorical`: of indices, else of one-hot vectors; `observed`: of MultiDiscrete's whole numbers, as rows have them.
     """
     if isinstance(space, spaces.Dict):
+        named = (
+            spaces.Dict(dict(space.spaces)) if observed else space
+        )  # names in gymnasium's order, whatever it was given
         parts = {
             name: from_gym_space(part, categorical=categorical, observed=observed, where=f"{where}.{name}")
-            for name, part in space.spaces.items()
+            for name, part in named.spaces.items()
         }
         return Composite(parts)
     if isinstance(space, spaces.Discrete):

@@ -207,11 +207,9 @@ class Density:
     def in_keys(self) -> list[Key]:
         """Return what the actor reads, as it is now."""
         function = self.function()
-        return (
-            [unravel(k) for k in self.actor.in_keys]
-            if function is None
-            else read_by(function.stages, function.param_keys)
-        )
+        if function is None:
+            return [unravel(k) for k in self.actor.in_keys]
+        return read_by(function.stages, function.param_keys)
 
     @property
     def family(self) -> Family | None:

@@ -74,14 +74,14 @@ def new_run(config: dict[str, Any], verb: str, overrides: Sequence[str]) -> Iter
             config, verb=verb, recipe=config["recipe"], seed=config["seed"], directory=folder, overrides=overrides
         )
         note_new(run, LOCK)
-        with taken_back(run, given=given), explained(run.path), locked(run.path):
+        with taken_back(run, given=given), locked(run.path), explained(run.path):
             yield run, stop
 
 
 @contextlib.contextmanager
 def resumed_run(run: Run) -> Iterator[StopSignals]:
     """Lock a run that goes on; yield the signals that stop it."""
-    with StopSignals() as stop, explained(run.path), locked(run.path):
+    with StopSignals() as stop, locked(run.path), explained(run.path):
         _need_own(run)
         yield stop
 

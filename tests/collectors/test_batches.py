@@ -527,6 +527,7 @@ def test_of_two_limits_of_an_episode_the_smaller_counts(make, limits):
     collector._connect()  # as where an env shows other than its specs say
     done = torch.cat([collector.next()["next", "done"].squeeze(-1) for _ in range(2)], -1)
     assert [row.nonzero().squeeze(-1).tolist() for row in done] == [[2, 5, 8, 11, 14, 17]] * 3
+    assert not Collector(collector.env, frames_per_batch=60).next()["next", "done"].any()  # it is the next one's env
 
 
 # ---- an env that somebody else steps -----------------------------------------------------------------------------

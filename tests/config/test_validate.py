@@ -201,6 +201,8 @@ def test_a_gpu_is_refused_where_torch_is_a_cpu_build(monkeypatch):
     monkeypatch.setattr(installed, "torch_has_cuda", lambda: False)
     assert "CPU build" in texts(changed(device__kind="cuda"))[0]
     assert "CPU build" in texts(changed(device__policy_device="cuda:1"))[0]
+    both = texts(changed(device__kind="cuda", logger__kind="nope"))  # one bad key hides no other
+    assert len(both) == 2 and "CPU build" in both[1]
     monkeypatch.setattr(installed, "torch_has_cuda", lambda: True)
     assert texts(changed(device__kind="cuda")) == []
 

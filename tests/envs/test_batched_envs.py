@@ -566,6 +566,9 @@ def test_an_env_object_with_parts_of_its_own_keeps_them_among_others():
         parallel.close()
     for env in (GymEnv("CartPole-v1"), GymEnv(Sampled("nested")).to("cpu"), GymEnv(Sampled("doubles"), narrow=True)):
         assert not env.own_parts
+    env = GymEnv("Pendulum-v1")
+    env.action_spec.low = torch.full((1,), -0.5)  # in place
+    assert env.own_parts == ["action_spec"]
 
 
 def test_a_transform_is_in_one_place_alone():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,8 @@ def test_nested_dicts_keep_their_names():
     spec = from_gym_space(space, categorical=True)
     assert spec.keys(True, True) == ["a", ("b", "c")]
     assert spec["a"].dtype == torch.uint8
+    unsorted = spaces.Dict(OrderedDict(z=spaces.Box(0, 1), a=space))  # what policies read is in the order of names
+    assert from_gym_space(unsorted, categorical=True, observed=True).keys() == ["a", "z"]
 
 
 @pytest.mark.parametrize(

@@ -144,9 +144,7 @@ class GymOptions(EnvOptions):  # single envs, which processes can step
 
 
 @dataclass
-class EnvConfig(GymOptions):
-    """The environment, its wrappers, and how many of it are stepped together."""
-
+class AtariOptions(GymOptions):
     atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
 
     def problems(self) -> Iterator[Problem]:
@@ -155,7 +153,12 @@ class EnvConfig(GymOptions):
             yield Problem(f"env=atari and env.id={self.id} contradict each other", "ids of Atari games begin with ALE/")
 
 
-ENVS = {"gym": Part(GymOptions), "atari": Part(EnvConfig), "mujoco": Part(GymOptions), "envpool": Part(EnvOptions)}
+@dataclass
+class EnvConfig(AtariOptions):
+    """The environment, its wrappers, and how many of it are stepped together."""
+
+
+ENVS = {"gym": Part(GymOptions), "atari": Part(AtariOptions), "mujoco": Part(GymOptions), "envpool": Part(EnvOptions)}
 
 
 # ---- policy ---------------------------------------------------------------------------------------------------------
@@ -258,7 +261,7 @@ POLICIES = {
     REGISTERED: Part(UsersPolicyOptions),
 }
 RECURRENT = {"policy": ("gru", "lstm")}
-ACTING = {"policy": (*(choice for choice, part in POLICIES.items() if issubclass(part.options, TrainedOptions)),)}
+ACTING = {"policy": tuple(choice for choice, part in POLICIES.items() if issubclass(part.options, TrainedOptions))}
 
 
 # ---- collector and weights ------------------------------------------------------------------------------------------
@@ -282,7 +285,7 @@ class WeightsConfig(Group):
 
 
 @dataclass
-class SyncOptions(Group):
+class BatchOptions(Group):
     kind: str = option("sync", "which collector choice this is")
     on_worker_error: str = option(
         "raise",
@@ -307,7 +310,7 @@ class SyncOptions(Group):
 
 
 @dataclass
-class AsyncOptions(SyncOptions):
+class AsyncOptions(BatchOptions):
     start_method: str = option(
         "auto", "how those processes are made; auto: forkserver on Linux, else spawn", choices=START_METHODS
     )
@@ -321,23 +324,26 @@ class MultiAsyncOptions(AsyncOptions):
 
 
 @dataclass
-class CollectorConfig(MultiAsyncOptions):
-    """How batches are collected."""
-
+class MultiSyncOptions(MultiAsyncOptions):
     preemptive_threshold: float | None = option(
         None, "fraction of the workers after which the others cut their batch short; null: wait for all", ge=0, le=1
     )
 
 
+@dataclass
+class CollectorConfig(MultiSyncOptions):
+    """How batches are collected."""
+
+
 COLLECTORS = {
-    "sync": Part(SyncOptions), "multi_sync": Part(CollectorConfig), "multi_async": Part(MultiAsyncOptions),
+    "sync": Part(BatchOptions), "multi_sync": Part(MultiSyncOptions), "multi_async": Part(MultiAsyncOptions),
     "async": Part(AsyncOptions),
 }  # fmt: skip
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 @dataclass
-class FullOptions(Group):
+class MemoryOptions(Group):
     kind: str = option("exact", "which memory choice this is")
     keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
     next_obs: str = option(
@@ -370,7 +376,7 @@ class FullOptions(Group):
 
 
 @dataclass
-class CompactOptions(FullOptions):
+class CompactOptions(MemoryOptions):
     fill_value: float | None = option(
         None,
         "value read where no next observation is stored; null: NaN, which integers lack",
@@ -379,7 +385,7 @@ class CompactOptions(FullOptions):
 
 
 @dataclass
-class ExactOptions(FullOptions):
+class ExactOptions(MemoryOptions):
     frame_stack: str = option(
         "auto",
         "stacks of env.frame_stack in a buffer: auto stores one frame a row where next_obs=exact, and puts stacks "
@@ -390,7 +396,7 @@ class ExactOptions(FullOptions):
 
 
 @dataclass
-class DeltaOptions(FullOptions):
+class DeltaOptions(MemoryOptions):
     delta_dtype: str = option(
         "float16",
         "dtype of differences; bfloat16 and int8 cannot overflow",
@@ -409,7 +415,7 @@ class MemoryConfig(DeltaOptions, ExactOptions, CompactOptions):
 
 
 MEMORIES = {
-    "full": Part(FullOptions), "compact": Part(CompactOptions), "exact": Part(ExactOptions),
+    "full": Part(MemoryOptions), "compact": Part(CompactOptions), "exact": Part(ExactOptions),
     "delta": Part(DeltaOptions),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ BOOTSTRAPPED = {"loss": ("dqn", "sac")}  # that learn from stored rows towards v
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
 @dataclass
-class NoStorageOptions(Group):
+class StorageOptions(Group):
     kind: str = option("none", "tensor: in memory; memmap: on disk; compressed: in memory, images compressed")
     init_from: str | None = option(
         None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
@@ -26,30 +26,33 @@ class NoStorageOptions(Group):
 
 
 @dataclass
-class TensorOptions(NoStorageOptions):
+class TensorOptions(StorageOptions):
     max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1)
     ndim: int = option(1, "batch dims that are stored: 2 stores envs side by side", ge=1, le=2)
     codes: bool = option(True, "store flags and small integers in a few bits each, losslessly")
 
 
 @dataclass
-class StorageConfig(TensorOptions):
-    """Where rows are kept between collecting and learning. On-policy runs need none."""
-
+class MemmapOptions(TensorOptions):
     scratch_dir: str | None = option(None, "folder for its files, one subfolder per run; null: the run folder")
 
 
+@dataclass
+class StorageConfig(MemmapOptions):
+    """Where rows are kept between collecting and learning. On-policy runs need none."""
+
+
 STORAGES = {
-    "none": Part(NoStorageOptions),
+    "none": Part(StorageOptions),
     "tensor": Part(TensorOptions, "rlcli.data.storages:LazyTensorStorage"),
-    "memmap": Part(StorageConfig, "rlcli.data.storages.memmap:LazyMemmapStorage"),
+    "memmap": Part(MemmapOptions, "rlcli.data.storages.memmap:LazyMemmapStorage"),
     "compressed": Part(TensorOptions, "rlcli.data.storages.compressed:CompressedStorage"),
     REGISTERED: Part(TensorOptions),
 }
 
 
 @dataclass
-class RandomOptions(Group):
+class SamplerOptions(Group):
     kind: str = option(
         "minibatch",
         "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice, prioritized_slice: "
@@ -60,14 +63,14 @@ class RandomOptions(Group):
 
 
 @dataclass
-class PrioritizedOptions(RandomOptions):
+class PrioritizedOptions(SamplerOptions):
     alpha: float = option(0.6, "exponent of the priorities", ge=0)
     beta: float = option(0.4, "importance-sampling exponent at the start; rises to 1", ge=0, le=1)
     beta_frames: int = option(100_000, "frames over which beta rises to 1, linearly", ge=1)
 
 
 @dataclass
-class MinibatchOptions(RandomOptions):
+class MinibatchOptions(SamplerOptions):
     slice_len: int | None = option(
         None,
         "rows of a slice, at most; null: batch_size / num_slices, or with sampler=minibatch the whole sequences of a "
@@ -127,7 +130,7 @@ class SamplerConfig(SliceOptions, PrioritizedSliceOptions):
 
 SAMPLERS = {
     "minibatch": Part(MinibatchOptions, draws="batch"),
-    "random": Part(RandomOptions, "rlcli.data.samplers:RandomSampler"),
+    "random": Part(SamplerOptions, "rlcli.data.samplers:RandomSampler"),
     "prioritized": Part(PrioritizedOptions, "rlcli.data.samplers:PrioritizedSampler"),
     "slice": Part(SliceOptions, "rlcli.data.samplers:SliceSampler", draws="slices"),
     "prioritized_slice": Part(PrioritizedSliceOptions, "rlcli.data.samplers:PrioritizedSliceSampler", draws="slices"),
@@ -136,7 +139,7 @@ SAMPLERS = {
 
 # ---- estimates ------------------------------------------------------------------------------------------------------
 @dataclass
-class TDOptions(Group):
+class EstimatorOptions(Group):
     kind: str = option("gae", "which estimator choice this is", read_by=GRADIENTS)
     average: bool = option(True, "normalise advantages to mean 0, standard deviation 1", read_by=GRADIENTS)
     average_over: str = option(
@@ -195,14 +198,14 @@ class TDOptions(Group):
 
 
 @dataclass
-class LambdaOptions(TDOptions):
+class LambdaOptions(EstimatorOptions):
     lmbda: float = option(
         0.95, "lambda of GAE and TD(lambda): 0 is one-step, 1 Monte Carlo", ge=0, le=1, read_by=GRADIENTS
     )
 
 
 @dataclass
-class VTraceOptions(TDOptions):
+class VTraceOptions(EstimatorOptions):
     rho_thresh: float = option(1.0, "upper limit of a step's importance weight", gt=0, read_by=GRADIENTS)
     c_thresh: float = option(1.0, "upper limit of the weight that is carried through a step", gt=0, read_by=GRADIENTS)
 
@@ -220,8 +223,8 @@ class ValueConfig(VTraceOptions, LambdaOptions):
 
 ESTIMATORS = {
     "gae": Part(LambdaOptions, "rlcli.objectives.value:GAE"),
-    "td0": Part(TDOptions, "rlcli.objectives.value:TD0Estimator"),
-    "td1": Part(TDOptions, "rlcli.objectives.value:TD1Estimator"),
+    "td0": Part(EstimatorOptions, "rlcli.objectives.value:TD0Estimator"),
+    "td1": Part(EstimatorOptions, "rlcli.objectives.value:TD1Estimator"),
     "td_lambda": Part(LambdaOptions, "rlcli.objectives.value:TDLambdaEstimator"),
     "vtrace": Part(VTraceOptions, "rlcli.objectives.value:VTrace"),
 }
@@ -243,12 +246,12 @@ class PolicyGradientOptions(LossOptions):
 
 
 @dataclass
-class A2COptions(PolicyGradientOptions):
+class ActorCriticOptions(PolicyGradientOptions):
     clip_value: float | None = option(None, "clip range of value changes", gt=0)
 
 
 @dataclass
-class PPOOptions(A2COptions):
+class PPOOptions(ActorCriticOptions):
     target_kl: float | None = option(None, "stop the epochs of a batch once the mean KL divergence exceeds this", gt=0)
 
 
@@ -315,7 +318,7 @@ class LossConfig(SACOptions, DQNOptions, ReinforceOptions, PenalisedPPOOptions, 
 LOSSES = {
     "ppo_clip": Part(ClipPPOOptions, "rlcli.algorithms.ppo:ClipPPO"),
     "ppo_kl": Part(PenalisedPPOOptions, "rlcli.algorithms.ppo:PenalisedPPO"),
-    "a2c": Part(A2COptions, "rlcli.algorithms.one_pass:A2C"),
+    "a2c": Part(ActorCriticOptions, "rlcli.algorithms.one_pass:A2C"),
     "reinforce": Part(ReinforceOptions, "rlcli.algorithms.one_pass:Reinforce"),
     "dqn": Part(DQNOptions, "rlcli.algorithms.dqn:DQN", off_policy=True),
     "sac": Part(SACOptions, "rlcli.algorithms.sac:SAC", off_policy=True),
@@ -338,7 +341,7 @@ class OptimizerOptions(Group):
 
 
 @dataclass
-class SGDOptions(OptimizerOptions):
+class MomentumOptions(OptimizerOptions):
     momentum: float = option(0.0, "momentum", ge=0, lt=1)
 
 
@@ -357,7 +360,7 @@ class AdamOptions(AdaptiveOptions):
 
 
 @dataclass
-class RMSpropOptions(SGDOptions, AdaptiveOptions):
+class RMSpropOptions(MomentumOptions, AdaptiveOptions):
     alpha: float = option(0.99, "smoothing constant of RMSprop", ge=0, lt=1)
 
 
@@ -370,7 +373,7 @@ OPTIMIZERS = {
     "adam": Part(AdamOptions),
     "adamw": Part(AdamOptions),
     "rmsprop": Part(RMSpropOptions),
-    "sgd": Part(SGDOptions),
+    "sgd": Part(MomentumOptions),
 }
 
 

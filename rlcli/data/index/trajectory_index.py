@@ -11,7 +11,7 @@ another trajectory are read, never followed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from rlcli.data.index.arrays import IndexArrays
 from rlcli.errors import ArgumentError
 from rlcli.kernels import index as layout
 from rlcli.kernels.index import EXACT, HAS_IDS
-
-if TYPE_CHECKING:
-    pass
 
 _NO_TABLE = np.empty(0, np.int64)
 

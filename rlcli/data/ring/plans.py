@@ -113,12 +113,8 @@ class WritePlan:
         self, contents: Contents, keys: Sequence[Key], recognise: Recognise, memory: PlainColumns, lead: torch.Size
     ) -> None:  # fmt: skip
         storage, pairs, markers = contents.storage, contents.pairs, contents.layout.markers
-        self._tensors, self._index, self._kernel, self._count = (
-            recognise,
-            contents.index,
-            kernels.rows.write,
-            lead.numel(),
-        )
+        self._recognise, self._index, self._kernel = recognise, contents.index, kernels.rows.write
+        self._count = lead.numel()
         place = {key: i for i, key in enumerate(keys)}
         length = self._count // contents.space.lanes
         per_env = lead[-1] if contents.space.lanes == 1 else length
@@ -154,7 +150,7 @@ class WritePlan:
 
     def write(self, contents: Contents, batch: TensorDictBase) -> np.ndarray | None:
         """Write a batch and say in which rows, int64 ``[N]``; None if it is of another form: nothing was written."""
-        tensors = self._tensors(batch) if self._index is contents.index else None
+        tensors = self._recognise(batch) if self._index is contents.index else None
         if tensors is None:
             return None
         self._point(self._addresses, 0, *map(Tensor.data_ptr, tensors))

@@ -265,7 +265,7 @@ class ValueEstimator(KeyedModule, ABC):
             time = td.names.index("time") if "time" in (td.names or ()) else td.ndim - 1
         elif not -td.ndim <= time < td.ndim:
             raise ArgumentError(f"time_dim={time} does not exist", why=f"the batch is {tuple(td.shape)}")
-        time, masks = time + td.ndim if time < 0 else time, masks_of(td)
+        time, masks = time % td.ndim, masks_of(td)
         mask = mask_of(masks) if masks else None
         if mask is not None and mask.numel() == td.numel() and (self.reads_batch or torch.is_grad_enabled()):
             td = self._filled(td, mask.reshape(td.shape))
