@@ -16,6 +16,8 @@ import pytest
 from forked_programs import Ran, run_forked
 from test_layers import LAYERS, PACKAGE
 
+from rlcli.runs.sweep import note_sweep
+
 README = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
 TOPICS = {page.stem: page.read_text(encoding="utf-8") for page in sorted((PACKAGE / "help").glob("*.md"))}
 PAGES = "\n".join([README, *TOPICS.values()])
@@ -60,7 +62,7 @@ def commands() -> list[str]:
 
 def words_of(command: str) -> list[str]:
     """What is tried in place of a command: jobs are composed, not run, and what needs a run shows its help."""
-    stands_for = {"RUN": "runs/example", "NAME": "ppo_exact", "FILE": "copy.yaml"}
+    stands_for = {"RUN": "runs/example", "NAME": "ppo_exact", "FILE": "copy.yaml", "SWEEP": "runs/sweep", "N": "0"}
     verb, *rest = [stands_for.get(word, word) for word in command.split()[1:]]
     if verb in ("train", "collect") and not {"--help", "--cfg"} & set(rest):
         rest += ["--cfg", "job"]
@@ -137,6 +139,7 @@ print(json.dumps(found))
     }
     folders = {name: tmp_path_factory.mktemp(name) for name in programs}
     (folders["commands"] / "runs").mkdir()
+    note_sweep(folders["commands"] / "runs" / "sweep", "train", [(["seed=0"], "0"), (["seed=1"], "1")], {})
     for folder in folders.values():
         for name, text in files().items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
