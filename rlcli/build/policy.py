@@ -66,7 +66,9 @@ def actor_options(cfg: CollectConfig) -> dict[str, Any]:
 def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return what the builder of a registered policy makes."""
     p = cfg.policy
-    made = registry.build("policy", p.kind, object, env.observation_spec, env.action_spec, **p.kwargs)
+    uses = [key.partition(".")[2] for key in registry.uses("policy", p.kind) if key.startswith("policy.")]
+    options = {name: getattr(p, name) for name in uses} | p.kwargs
+    made = registry.build("policy", p.kind, object, env.observation_spec, env.action_spec, **options)
     pair = tuple(made) if isinstance(made, tuple | ActorCritic) else (made, None)
     if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module) or not isinstance(pair[1], torch.nn.Module | None):
         raise ConfigError(
@@ -74,6 +76,8 @@ def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
             why=f"its builder gave {'a pair of ' if len(pair) == 2 and pair[1] else ''}{_kinds(pair)}",
             fix="Return an nn.Module that acts, or a pair (actor, critic).",
         )
+    if any(isinstance(m, torch.jit.ScriptModule) for part in pair if part is not None for m in part.modules()):
+        raise ConfigError(f"policy={p.kind} holds TorchScript", fix="Give the modules that it was compiled from.")
     mask = find_action_mask(p.action_mask_key, env.observation_spec, env.action_spec)
     read = getattr(pair[0], "in_keys", ())
     if mask is not None and mask_key_of(pair[0]) is None and mask not in map(unravel, read):

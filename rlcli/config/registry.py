@@ -107,6 +107,7 @@ def register_transform(name: str) -> Callable[[F], F]:
 def register_policy(name: str) -> Callable[[F], F]:
     """Make `policy=name` build `builder(observation_spec, action_spec, **policy.kwargs)`.
 
+    It gets the keys of `policy` that its `uses` names as well, such as `"policy.hidden"`.
     The builder returns an `nn.Module` or tensordict module that acts, or a pair of it and a critic.
     """
     return _register("policy", name)
@@ -228,7 +229,12 @@ def part(kind: str, name: str) -> Part:
         return Part(keys=keys)
     builder = find(kind, name)
     own = {field: value for field in ("off_policy", "draws") if (value := getattr(builder, field, None)) is not None}
-    return Part(keys=(*keys, *(getattr(builder, "uses", None) or ())), **own)
+    return Part(keys=(*keys, *uses(kind, name)), **own)
+
+
+def uses(kind: str, name: str) -> tuple[str, ...]:
+    """Return the keys that a user's part asks for by its attribute `uses`."""
+    return tuple(getattr(find(kind, name), "uses", None) or ())
 
 
 def arguments(kind: str, options: Any) -> dict[str, Any]:

@@ -5,10 +5,12 @@ import types
 from importlib.metadata import EntryPoint
 
 import pytest
-from face import find_recipes, refusals, refused
+import torch
+from face import configure, find_recipes, refusals, refused
 
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES
+from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError
 from rlcli.learning.optimizer import OPTIMIZERS
 
@@ -57,6 +59,20 @@ def test_a_registered_builder_is_found_by_its_name():
 
     assert registry.find("policy", "mine") is build
     assert "mine" in registry.names("policy") and registry.users_names("policy") == ("mine",)
+
+
+def test_a_builder_of_a_policy_gets_what_it_uses():
+    from rlcli.build.policy import users_policy
+
+    def build(observation_spec, action_spec, **options):
+        got.append(options)
+        return torch.nn.Linear(4, 2)
+
+    got, build.uses = [], ("policy.hidden",)
+    registry.register_policy("sized")(build)
+    cfg = configure("train", ["policy=sized", "policy.hidden=[5]", "policy.kwargs={a: 1}"])
+    users_policy(cfg, GymEnv("CartPole-v1"))
+    assert got == [{"hidden": [5], "a": 1}]
 
 
 test_our_names_cannot_be_taken = refusals(

@@ -42,6 +42,7 @@ rlcli.register_policy("builds_nothing")(lambda o, a: None)
 rlcli.register_policy("builder_breaks")(lambda o, a, **settings: 1 / 0)
 rlcli.register_policy("builder_needs_memory")(lambda o, a: throw(MemoryError("of the builder")))
 rlcli.register_policy("linear")(lambda o, a: nn.Linear(3, 2))
+rlcli.register_policy("scripted")(lambda o, a: torch.jit.script(nn.Linear(3, 2)))
 
 
 class Unsaved(Late):

@@ -33,6 +33,7 @@ def test_a_policy_that_fails_later_is_stopped_before_the_env_is_stepped(hostile,
     [
         ("builds_nothing", ["policy=builds_nothing is no module", "None"]),
         ("builder_breaks", ["could not be built", "ZeroDivisionError"]),
+        ("scripted", ["policy=scripted holds TorchScript"]),
         ("linear", ["the policy's action does not fit", "expected shape ()", "got (2,)"]),
     ],
 )
