@@ -18,6 +18,7 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rlcli import errors
@@ -85,7 +86,9 @@ class SideBySide:
         self._said = False
         ours = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         each = max(1, len(ours) // number)
-        gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        there = map(str, range(len([*Path("/proc/driver/nvidia/gpus").glob("*")])))
+        gpus = [name for name in (there if named is None else named.split(",")) if name]
         self._shares = [
             ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}, ours[i * each % max(len(ours), 1) :][:each])
             for i in range(number)

@@ -162,7 +162,8 @@ def _check_leaf(path: tuple[Any, ...], value: Any) -> Iterator[Problem]:
     elif path and path[0].split(".")[0].split("/")[0].lstrip("+~") == "hydra":
         if key not in HYDRA_KEYS and not in_params:
             allowed = ", ".join((*HYDRA_KEYS, SWEEPER_PARAMS))
-            yield Problem(f"{key!r} is not accepted", f"of hydra's own keys only {allowed} are")
+            other = "sweep.jobs and sweep.launcher say how jobs run; " if re.search("launcher|sweeper", key) else ""
+            yield Problem(f"{key!r} is not accepted", f"{other}of hydra's own keys only {allowed} are")
         elif in_params:
             yield from _check_param(path[3:], value)
         elif not isinstance(value, str | int | float):
