@@ -24,7 +24,7 @@ from typing import Any
 from rlcli import errors
 from rlcli.cli.in_turn import FAIL_FAST, Start, run_one
 from rlcli.config import registry
-from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, unforeseen
+from rlcli.errors import ResourceError, RlcliError, StoppedSafely, unforeseen
 from rlcli.processes.memory import free_memory, size
 from rlcli.processes.process import cores
 from rlcli.runs.folder import OUTPUT
@@ -179,7 +179,7 @@ class SideBySide:
         if process.popen.returncode == StoppedSafely.exit_code:
             print(f"job {job.number}: stopped before it began", flush=True)
         else:
-            self._failed(job.number, ResourceError(how))
+            self._failed(job.number, ResourceError(how, fix=f"Run it again: rlcli resume {self.sweep.path}."))
 
     def _failed(self, number: int, error: RlcliError) -> None:
         self.errors[number] = error
@@ -264,8 +264,4 @@ def _needed(sweep: Sweep, job: SweepJob) -> int:
 
 def number_of(asked: int | str, jobs: int) -> int:
     """Return how many processes there are: as many as cores, or as asked, and no more than jobs."""
-    if asked == "auto":
-        return max(1, min(cores(), jobs))
-    if not isinstance(asked, int):
-        raise ConfigError(f"sweep.jobs is a number or auto, not {asked!r}")
-    return max(1, min(asked, jobs))
+    return max(1, min(cores() if asked == "auto" else int(asked), jobs))

@@ -84,7 +84,7 @@ SETTINGS: dict[str, Settings] = {
     "sweep": {
         "jobs": Setting(20, "jobs of the sweep", 2, 10**4),
         "processes": Setting(2, "processes that run them, and shells beside them", 2, 1000),
-        "total_frames": Setting(32_768, "frames of a job", 1),
+        "total_frames": Setting(131_072, "frames of a job", 1),
         "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
     },
     "rnn": {
