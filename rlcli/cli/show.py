@@ -79,7 +79,7 @@ def _print_why(ready: Any) -> None:
 
     cfg, sources = ready.job.cfg, list(_sources(ready))
     rows, without = [], unread(cfg)
-    for key in leaves(type(cfg)):
+    for key in (key for key in leaves(type(cfg)) if not key.startswith("sweep.")):  # which is no part of a run
         names = ("run.dir", "hydra.run.dir") if key == "run.dir" else (key,)
         origin = next((where for name in names for where, data in reversed(sources) if holds(data, name)), "default")
         origin += f"; not read {without[key].where}" if key in without else ""

@@ -25,7 +25,6 @@ Facts = Callable[[], Mapping[str, Any]]  # every key's value in the rest of a co
 def to_dict(cfg: Any) -> dict[str, Any]:
     """Nested plain data of a configuration: the options of the choices that were made."""
     data = dataclasses.asdict(cfg)
-    del data["sweep"]  # which is how several runs are run
     for key in of_others(cfg):
         *path, name = key.split(".")
         del reduce(dict.__getitem__, path, data)[name]

@@ -94,9 +94,10 @@ def unread(cfg: Any) -> dict[str, Unread]:
 
 
 def of_others(cfg: Any) -> set[str]:
-    """Return the keys of choices of ours that were not made, or the branch that holds nothing else."""
+    """Return the keys of choices of ours that were not made, or the branch that holds nothing else; and `sweep`."""
     keys = {key for key, why in unread(cfg).items() if why.ours and not key.endswith(".kind")}
     table = leaves(type(cfg))
+    keys |= {key for key in table if key.startswith("sweep.")}  # how several runs are run is no part of one
     whole = {b for b in branches(type(cfg)) if keys.issuperset(key for key in table if key.startswith(f"{b}."))}
     return {key for key in keys | whole if not any(key.startswith(f"{branch}.") for branch in whole)}
 
