@@ -82,7 +82,7 @@ SETTINGS: dict[str, Settings] = {
         "peers": Setting(True, "measure torchrl's schemes too, where it is installed"),
     },
     "sweep": {
-        "jobs": Setting(20, "jobs of the sweep", 2, 10**4),
+        "jobs": Setting(8, "jobs of the sweep", 2, 10**4),
         "processes": Setting(2, "processes that run them, and shells beside them", 2, 1000),
         "total_frames": Setting(131_072, "frames of a job", 1),
         "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
