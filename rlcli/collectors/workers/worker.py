@@ -37,7 +37,7 @@ from rlcli.processes.region import Arrays, Region
 from rlcli.processes.worker import BEAT, beat
 from rlcli.specs.field import PASS, Fields
 from rlcli.vec_envs.workers import Told
-from rlcli.weight_update.newest import SharedNewest
+from rlcli.weight_update.publications import SharedPublications
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
 
@@ -131,6 +131,11 @@ class PartCollector(Collector):
     def watch(self, stop: np.ndarray) -> None:
         """End batches early from now on, where `stop` says so."""
         self._stop = stop
+
+    @property
+    def policy_version(self) -> int:
+        """Number of the publication that acts here."""
+        return self._models.version
 
     @property
     def slots(self) -> SharedSlots:
@@ -309,13 +314,13 @@ class CollectorWorker:
 
     def follow_together(self) -> None:
         """Adopt publications of any models from now on."""
-        self.receivers = ModelsReceiver(SharedNewest(self.channel.receive_fd()))
+        self.receivers = ModelsReceiver(SharedPublications(self.channel.receive_fd()))
         self.collector.follow(self.receivers)
 
-    def follow(self, used: str, place: int, handle: Handle, has_fd: bool) -> None:
+    def follow(self, used: str, handle: Handle, has_fd: bool) -> None:
         fd = self.channel.receive_fd() if has_fd else None
         try:
-            self.receivers.open(place, handle, fd, self.collector.model(used))
+            self.receivers.open(handle, fd, self.collector.model(used))
         finally:
             if fd is not None:
                 os.close(fd)
