@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import nn
@@ -18,7 +17,7 @@ POLICY = "policy"
 class Target(Protocol):
     """Where models act."""
 
-    trained: Mapping[str, Any]  # their names, the policy's first, and what publishes to each
+    trained: dict[str, Any]  # their names, the policy's first, and what publishes to each
 
     def connect(self, name: str, trained: Any, used: Any) -> None:
         """Have one more model act as `used`, or another in its place."""

@@ -98,7 +98,7 @@ class NoTransport(TransportBackend):
 
 
 class MPTransport(TransportBackend):
-    """Messages over the channels between a process and its workers.
+    """One message a version, which whoever has the workers carries to them.
 
     Parameters
     ----------
@@ -147,3 +147,15 @@ class MPTransport(TransportBackend):
         if checksum(arrived, version) != total:
             raise DamagedDataError("a message with weights was altered on its way", where=f"version {version}")
         return version
+
+
+class RayTransport(MPTransport):
+    """`MPTransport` to the actors of a Ray cluster."""
+
+
+class DistributedTransport(MPTransport):
+    """`MPTransport` to the peers of a torch.distributed group."""
+
+
+class RPCTransport(MPTransport):
+    """`MPTransport` to the workers of torch.distributed.rpc."""

@@ -59,6 +59,12 @@ def adopt(channel: Channel) -> None:
             fd = channel.receive_fd()
             receiver = open_receiver(given[0], fd, acting)
             os.close(fd)
+        elif order == "follow":
+            scheme, handle, width = given
+            acting = model(width)
+            receiver = scheme.create_receiver(handle, None, acting)
+        elif order == "take":
+            receiver.take(*given)
         elif order == "receive":
             return receiver.waiting, receiver.receive(), numbers(acting)
         elif order == "stop midway":

@@ -19,25 +19,45 @@ from rlcli.weight_update.tensors import Source
 
 
 class WorkerModels:
-    """Send versions of each trained model to all workers by its scheme, as the target of a `Publisher`."""
+    """Send versions of each trained model to all workers by its scheme, as the target of a `Publisher`.
 
-    def __init__(self, group: CollectorWorkers, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
+    Parameters
+    ----------
+    usual : WeightSyncScheme, optional
+        Of models without one; where it is not `local`, workers may be on other machines, and all schemes have to suit.
+    """
+
+    def __init__(
+        self,
+        group: CollectorWorkers,
+        policy: Any,
+        schemes: Mapping[str, WeightSyncScheme] | None,
+        usual: WeightSyncScheme | None = None,
+    ) -> None:
         self.group, self._schemes, self._warned = group, _schemes(schemes), False
+        self._usual = SharedMemWeightSyncScheme() if usual is None else usual
+        self._local = self._usual.local
         self.trained: dict[str, Any] = {}
         self.senders: dict[str, WeightSender] = {}
         self._publications = SharedPublications()
-        group.follow("all models", lambda: (packed(("follow_together", (), {})), self._publications.fd))
+        group.follow("all models", self._together)
         self.connect(POLICY, policy, POLICY)
 
     @property
     def nbytes(self) -> int:
         return sum(sender.nbytes for sender in self.senders.values())
 
+    def _together(self) -> tuple[bytes, int | None]:
+        return packed(("follow_together", (self._local,), {})), self._publications.fd if self._local else None
+
     def connect(self, name: str, trained: Any, used: Any) -> None:
         refuse(not isinstance(used, str), f"the model '{name}' is used in workers, each of which has its own",
                why=f"got a {type(used).__name__}",
                fix="Give its place from the collector on: 'env.reward_model'.")  # fmt: skip
-        scheme = self._schemes.get(name) or SharedMemWeightSyncScheme()
+        scheme = self._schemes.get(name, self._usual)
+        refuse(scheme.local and not self._local, f"the weights of '{name}' do not get to other machines",
+               why=f"a {type(scheme).__name__} shares memory",
+               fix=f"Use {type(self._usual).__name__}, which is what a model without a scheme gets.")  # fmt: skip
         sender = scheme.create_sender(name, trained if isinstance(trained, nn.Module) else nn.Module())
         sender.join(self._publications)
 

@@ -312,9 +312,9 @@ class CollectorWorker:
         """Return what a successor has to know: the lanes' episodes, and the next trajectory's id."""
         return self.collector.episodes, self.collector.next_id
 
-    def follow_together(self) -> None:
+    def follow_together(self, has_fd: bool) -> None:
         """Adopt publications of any models from now on."""
-        self.receivers = ModelsReceiver(SharedPublications(self.channel.receive_fd()))
+        self.receivers = ModelsReceiver(SharedPublications(self.channel.receive_fd()) if has_fd else None)
         self.collector.follow(self.receivers)
 
     def follow(self, used: str, handle: Handle, has_fd: bool) -> None:
