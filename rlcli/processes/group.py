@@ -69,6 +69,11 @@ class WorkerGroup(ReplacingGroup):
     def is_open(self) -> bool:
         return self.close.alive
 
+    @property
+    def pids(self) -> list[int]:
+        """Return the processes of this machine that are the workers."""
+        return [worker.pid for worker in self.workers]
+
     def alive(self, index: int) -> bool:
         """Say whether a worker's process lives."""
         return self.workers[index].exit_code() is None

@@ -82,6 +82,7 @@ class RemoteGroup(ReplacingGroup):
     """
 
     awaited = -1  # the worker whose answer is waited for, or was last
+    pids: Sequence[int] = ()  # no worker is a process that this one can look at
     _interrupt: Callable[[], object] | None = None
 
     def __init__(self, remote: Remote, count: int, *, owner: Owner, on_error: str = "raise") -> None:
