@@ -21,7 +21,6 @@ from tensordict.nn import InteractionType
 from torch import nn
 
 from rlcli import arguments
-from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, place, synchronize
 from rlcli.collectors.options import FIELDS, CollectorOptions, next_steps, steps_of
@@ -31,6 +30,7 @@ from rlcli.collectors.wiring import EnvMaker, array_path, make_env, refuse_rando
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
+from rlcli.processes.watchdog import watching
 from rlcli.vec_envs.bounds import Bounds
 
 if TYPE_CHECKING:
@@ -473,7 +473,7 @@ class Collector(BaseCollector):
         if not longest:
             return False
         self._begin_episodes()
-        with answering(self.vec_env):
+        with watching(self.vec_env):
             replayable = self.vec_env.is_replayable()
         if not replayable:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -27,7 +27,7 @@ class PublishedWeights:
         self._trained: dict[str, Any] = {}
         self._lock = threading.Lock()  # of all above: any thread may publish
         self._newest = SharedNewest()
-        self.group.follow("all models", lambda: (packed(("follow_together", (), {})), self._newest.fd))
+        self.group.follow("all models", lambda: (packed(("follow_together", (), {})), [self._newest.fd]))
         self._follow(POLICY, policy if isinstance(policy, nn.Module) else nn.Module(), POLICY)
         self._trained[POLICY] = policy
 
@@ -48,8 +48,9 @@ class PublishedWeights:
         sender, place = scheme.create_sender(name, model), self._newest.another()
         sender.join(self._newest, place)
 
-        def receiver() -> tuple[bytes, int | None]:
-            return packed(("follow", (used, place, sender.handle(), sender.fd is not None), {})), sender.fd
+        def receiver() -> tuple[bytes, Sequence[Any]]:
+            fds = [] if sender.fd is None else [sender.fd]
+            return packed(("follow", (used, place, sender.handle(), bool(fds)), {})), fds
 
         self.group.follow(name, receiver)
         with self._lock:

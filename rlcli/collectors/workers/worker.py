@@ -34,7 +34,7 @@ from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.line import Line, serve
 from rlcli.processes.process import seed_streams
 from rlcli.processes.region import Arrays, Region
-from rlcli.processes.worker import BEAT, beat
+from rlcli.processes.watchdog import BEAT, beat
 from rlcli.specs.field import PASS, Fields
 from rlcli.vec_envs.workers import Told
 from rlcli.weight_update.newest import SharedNewest
