@@ -23,7 +23,7 @@ from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.modules import MLP, Categorical, ProbabilisticActor, build_actor_critic
-from rlcli.processes import remote_group
+from rlcli.processes import remote_group, watchdog
 from rlcli.processes.replacing import RESTARTS
 from rlcli.transforms import StepCounter
 from rlcli.weight_update import MultiProcessWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
@@ -306,7 +306,7 @@ def test_a_stopped_worker_is_killed_where_steps_have_a_limit(monkeypatch, tmp_pa
         env.vec_env.step_timeout = 0.2
         return env
 
-    monkeypatch.setattr(remote_group, "LOOK", 0.05)
+    monkeypatch.setattr(watchdog, "LOOK", 0.05)
     with MultiSyncCollector([limited] * 2, None, frames_per_batch=20, transport=Loopback) as c:
         c.next()
         os.kill(c.processes.workers[1].process.pid, signal.SIGSTOP)
