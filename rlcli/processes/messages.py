@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,16 @@ def parted(value: Any) -> tuple[bytes, list[np.ndarray]]:
 def joined(body: bytes, arrays: Sequence[Any]) -> Any:
     """Return the value of a body, on the memory of these arrays; None where it is empty."""
     return pickle.loads(body, buffers=arrays) if body else None
+
+
+def flat(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Copy arrays of bytes into one; see `split`."""
+    return np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
+
+
+def split(piece: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Return views of the arrays that `flat` put together."""
+    return [piece[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _bytes_of(buffers: Sequence[pickle.PickleBuffer]) -> list[np.ndarray]:

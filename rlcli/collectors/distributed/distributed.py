@@ -1,0 +1,125 @@
+"""`DistributedCollector`: the collectors of `rlcli.collectors.workers`, with ranks of torch.distributed as workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from rlcli import arguments
+from rlcli.arguments import refuse
+from rlcli.collectors.distributed.group_remote import SERVE, GroupRemote
+from rlcli.collectors.distributed.launch import BACKENDS, Meeting
+from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
+from rlcli.collectors.workers.multi import MultiProcessCollector
+from rlcli.collectors.workers.sync import MultiSyncCollector
+from rlcli.collectors.workers.worker import REMOTE
+from rlcli.processes.remote_group import Remote
+
+
+class DistributedCollector(MultiProcessCollector):
+    """Collect by workers that are ranks of a torch.distributed group, this process being rank 0.
+
+    ``sync=True`` is `MultiSyncCollector`, without it `MultiAsyncCollector`: batches, seeds and ids are those of the
+    local ones to the bit. Weights go to each worker once a version, with its next order.
+
+    Parameters
+    ----------
+    create_env_fn : env maker, or a sequence of them
+        One a worker.
+    policy, **options
+        As the local collectors take them, but for `start_method` and `preemptive_threshold`; and the ranks of a group
+        are fixed, so `on_worker_error` is ``"raise"``.
+    sync : bool
+        Whether a batch is put together from all workers, or each worker's is delivered when it is there.
+    num_workers : int, optional
+        With a single `create_env_fn`: how many make it.
+    backend : {"gloo", "nccl", "mpi"}
+        That this torch has.
+    launcher : {"mp", "torchrun", "submitit", "submitit_delayed"}
+        Who starts the workers (`rlcli.collectors.distributed.launch`). Under torchrun all ranks make the collector:
+        those above 0 serve it, and exit.
+    tcp_port : optional
+        Taken for the sake of older scripts: no port is agreed on.
+    slurm_kwargs : mapping, optional
+        With ``launcher="submitit"``: options of `sbatch`, as submitit names them, and ``folder``, which all nodes see.
+    timeout : float
+        Seconds for all workers to come.
+
+    Raises
+    ------
+    ArgumentError
+        Options that do not fit together; this torch lacks the backend; what the launcher needs is not there.
+    ResourceError
+        Not all workers came.
+    EnvError
+        A worker ended; and whatever an env raises in one.
+    """
+
+    _serve = SERVE
+    _settings: Any = None
+
+    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> DistributedCollector:
+        return object.__new__(_kind(cls, sync))
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        sync: bool = False,
+        backend: str = "gloo",
+        launcher: str = "mp",
+        tcp_port: Any = None,
+        slurm_kwargs: Mapping[str, Any] | None = None,
+        timeout: float = 120.0,
+        **options: Any,
+    ) -> None:
+        name = type(self).__mro__[1].__name__
+        arguments.choice("backend", backend, BACKENDS)
+        refuse(not getattr(dist, f"is_{backend}_available")(), f"this torch has no {backend}",
+               why="it was built without", fix="Use backend='gloo'.")  # fmt: skip
+        refuse(options.get("on_worker_error", "raise") != "raise", f"a {name} cannot replace a worker",
+               why="the ranks of a group are fixed", fix="Use a RayCollector, or on_worker_error='raise'.")  # fmt: skip
+        refuse(options.get("preemptive_threshold") is not None, f"a {name} has no preemptive_threshold",
+               why="a worker at work hears nothing", fix="Leave it out.")  # fmt: skip
+        self._launched: dict[str, Any] = {
+            "launcher": launcher,
+            "backend": backend,
+            "timeout": timeout,
+            "slurm_kwargs": slurm_kwargs,
+        }
+        super().__init__(create_env_fn, policy, transport=self._transport, **options)
+
+    def _transport(self, count: int) -> Remote:
+        meeting = Meeting(count=count, serve=self._serve, target=REMOTE, settings=self._settings, **self._launched)
+        if meeting.own.rank:
+            meeting.own.run()
+            sys.exit(0)
+        return self._remote(meeting)
+
+    def _remote(self, meeting: Meeting) -> Remote:
+        return GroupRemote(meeting)
+
+
+class _DistributedSync(DistributedCollector, MultiSyncCollector):
+    pass
+
+
+class _DistributedAsync(DistributedCollector, MultiAsyncCollector):
+    pass
+
+
+class DistributedSyncCollector(_DistributedSync):
+    """`DistributedCollector` with ``sync=True``: one batch of all workers."""
+
+
+def _kind(cls: type, sync: bool) -> type:
+    return (_DistributedSync if sync else _DistributedAsync) if cls is DistributedCollector else cls
+
+
+# older spellings
+DistributedDataCollector = DistributedCollector
+DistributedSyncDataCollector = DistributedSyncCollector

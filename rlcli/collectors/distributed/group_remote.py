@@ -1,0 +1,200 @@
+"""Workers as ranks of a torch.distributed group: orders and answers are sent from point to point.
+
+A message is its sizes, then one flat piece: a sealed body, and behind it the bytes of its arrays. A thread for each
+worker sends an order and waits for the answer: gloo tells of a peer's end only to who receives from that very peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rlcli.collectors.distributed.launch import FOR_EVER, Meeting, Peer
+from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.processes.messages import Seal, flat, split
+from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
+
+SERVE = f"{__name__}:serve"
+_SIZES = 4  # of a message: kind, turn, bytes of the body, bytes in all
+_END = -1  # kind of the last order
+_JOIN = 5.0  # seconds for a thread to end in, whose peer cannot be killed
+
+
+class Message(NamedTuple):
+    kind: int
+    turn: int
+    body: bytes
+    arrays: Sequence[np.ndarray] = ()
+
+
+class Link:
+    """Send messages to one rank of the group, and receive what it sends."""
+
+    def __init__(self, rank: int, key: bytes, *, learner: bool, device: str) -> None:
+        ways = [b"learner", b"worker %d" % (rank if learner else dist.get_rank())]
+        mine, theirs = ways if learner else reversed(ways)
+        self._rank, self._mine, self._theirs, self._device = rank, Seal(key, mine), Seal(key, theirs), device
+
+    def send(self, message: Message) -> None:
+        sizes = [array.nbytes for array in message.arrays]
+        body = self._mine.sealed(message.turn, pickle.dumps((message.kind, message.body, sizes)))
+        piece = flat([np.frombuffer(body, np.uint8), *message.arrays])
+        self._send(torch.tensor([message.turn, len(body), len(piece)]))
+        self._send(torch.from_numpy(piece))
+
+    def receive(self) -> Message:
+        """Return the next message; its arrays are views of memory of its own."""
+        turn, length, total = self._received(torch.empty(_SIZES - 1, dtype=torch.int64)).tolist()
+        if not 0 <= length <= total:
+            raise DamagedDataError("a message does not come from this run", why="its sizes do not fit")
+        piece = self._received(torch.empty(total, dtype=torch.uint8)).numpy()
+        kind, body, sizes = pickle.loads(self._theirs.opened(turn, piece[:length].tobytes()))
+        return Message(kind, turn, body, split(piece[length:], sizes))
+
+    def _send(self, tensor: torch.Tensor) -> None:
+        dist.send(tensor.to(self._device), self._rank)
+
+    def _received(self, tensor: torch.Tensor) -> torch.Tensor:
+        there = tensor.to(self._device)
+        dist.recv(there, self._rank)
+        return there.cpu()
+
+
+class _Rank:
+    """One worker, and the thread that waits for its answers."""
+
+    def __init__(self, rank: int, link: Link, remote: GroupRemote) -> None:
+        self.rank, self._link, self._remote = rank, link, remote
+        self._orders: queue.SimpleQueue[tuple[Message, Future[Answer]]] = queue.SimpleQueue()
+        self._futures: dict[int, Future[Answer]] = {}
+        self._lock, self._gone = threading.Lock(), ""
+        self.thread = threading.Thread(target=self._run, name=f"rlcli rank {rank}", daemon=True)
+        self.thread.start()
+
+    def order(self, message: Message) -> Future[Answer]:
+        with self._lock:
+            if self._gone:
+                raise Gone(self._gone)
+            if message.turn in self._futures:
+                return self._futures[message.turn]
+            future = self._futures[message.turn] = Future()
+            self._orders.put((message, future))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            message, future = self._orders.get()
+            try:
+                self._link.send(message)
+                if message.kind == _END:
+                    return
+                answer = self._link.receive()
+            except RuntimeError:
+                self._lose(self._remote.how_it_ended(self.rank))
+                return
+            except DamagedDataError as error:
+                self._lose(f"sent what is not of this run ({error})")
+                return
+            with self._lock:
+                del self._futures[message.turn]
+            future.set_result((answer.kind, answer.body, answer.arrays))
+
+    def _lose(self, how: str) -> None:
+        with self._lock:
+            self._gone = how
+            futures = list(self._futures.values())
+        for future in futures:
+            future.set_exception(Gone(how))
+
+
+class GroupRemote:
+    """Run workers as the ranks above 0 of the process's group: a `Remote`.
+
+    Raises
+    ------
+    ArgumentError
+        This process is in a group already.
+    ResourceError
+        Not all of them came.
+    """
+
+    def __init__(self, meeting: Meeting) -> None:
+        if dist.is_initialized():
+            raise ArgumentError(
+                "this process is in a torch.distributed group already", why="the collector makes one of its own",
+                fix="Shut down the other one first, or use a RayCollector.",
+            )  # fmt: skip
+        self._meeting, self._ranks = meeting, list[_Rank]()
+        store = meeting.begin()
+        try:
+            self._device = _join(meeting.own, store)
+        except BaseException:
+            meeting.close()
+            raise
+
+    def start(self, index: int) -> _Rank:
+        """Return the rank of a worker; there is one for each index, and never another."""
+        link = Link(index + 1, self._meeting.own.key, learner=True, device=self._device)
+        self._ranks.append(_Rank(index + 1, link, self))
+        return self._ranks[-1]
+
+    def submit(self, worker: _Rank, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
+        """Have a worker carry out an order; see `Remote.submit`."""
+        return worker.order(Message(kind, turn, pickle.dumps((body, [*carried])), [*carried.values()]))
+
+    def carry(self, message: bytes) -> np.ndarray:
+        """Return a message as orders take it; it goes to each worker once, with its next one."""
+        return np.frombuffer(message, np.uint8)
+
+    def how_it_ended(self, rank: int) -> str:
+        return self._meeting.launcher.how_it_ended(rank)
+
+    def kill(self, worker: _Rank) -> None:
+        """End a worker at once, where its launcher can."""
+        self._meeting.launcher.kill(worker.rank)
+
+    def close(self) -> None:
+        """End all workers, and leave the group."""
+        for worker in self._ranks:
+            with contextlib.suppress(Gone):
+                worker.order(Message(_END, 1 << 62, b""))
+        self._meeting.close()
+        for worker in self._ranks:
+            worker.thread.join(_JOIN)
+        if not any(worker.thread.is_alive() for worker in self._ranks):
+            dist.destroy_process_group()
+
+
+def _join(peer: Peer, store: Any) -> str:
+    """Join the group; return the device that its messages lie on."""
+    dist.init_process_group(peer.backend, store=store, rank=peer.rank, world_size=peer.size, timeout=FOR_EVER)
+    return "cuda" if peer.backend == "nccl" else "cpu"
+
+
+def serve(peer: Peer) -> None:
+    """Carry out the orders of rank 0 until it says that there are no more, or ends."""
+    device = _join(peer, peer.store())
+    link, worker = Link(0, peer.key, learner=False, device=device), RemoteWorker(peer.target)
+    try:
+        while (order := link.receive()).kind != _END:
+            body, names = pickle.loads(order.body)
+            carried = {name: array.data for name, array in zip(names, order.arrays, strict=True)}
+            link.send(Message(*_answer(worker, order, body, carried)))
+    except RuntimeError:  # rank 0 has ended
+        pass
+    finally:
+        worker.close()
+
+
+def _answer(worker: RemoteWorker, order: Message, body: bytes, carried: Mapping[str, Any]) -> tuple[Any, ...]:
+    how, answer, arrays = worker.carry_out(order.turn, order.kind, body, carried)
+    return how, order.turn, answer, arrays

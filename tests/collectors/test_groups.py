@@ -1,0 +1,187 @@
+"""Collectors over torch.distributed and its RPC give what those of this machine give; who is missing is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+
+import psutil
+import pytest
+import torch.distributed as dist
+from face import refused
+from test_remote import VERSION, actor, cartpole, four, published, same
+
+from rlcli.collectors import MultiSyncCollector
+from rlcli.collectors.distributed import (
+    DistributedCollector,
+    DistributedSyncCollector,
+    RPCCollector,
+    launch,
+    submitit_delayed_launcher,
+)
+from rlcli.errors import ArgumentError, EnvError, ResourceError
+
+OPTIONS = {"frames_per_batch": 160, "total_frames": 640, "seed": 3, "track_policy_version": True}
+
+
+def batches(collector, policy):
+    with collector:
+        for batch in collector:
+            yield batch.clone()
+            published(collector, policy)
+
+
+def compare(kind, **options):
+    policies = actor(), actor()
+    local = MultiSyncCollector([four] * 2, policies[0], **OPTIONS | options)
+    away = kind([four] * 2, policies[1], sync=True, timeout=60, **OPTIONS | options)
+    count = 0
+    for mine, theirs in zip(batches(local, policies[0]), batches(away, policies[1]), strict=True):
+        same(mine, theirs)
+        count += 1
+    assert count == 4 and int(theirs[VERSION].max()) == 3
+
+
+@pytest.mark.parametrize("next_obs", ["full", "compact"])
+def test_ranks_give_what_workers_of_this_machine_give(next_obs):
+    compare(DistributedCollector, next_obs=next_obs)
+    assert not dist.is_initialized()
+
+
+def test_workers_by_rpc_give_it_too():
+    compare(RPCCollector, next_obs="exact")
+
+
+def test_versions_advance_on_every_rank():
+    policy = actor()
+    collector = DistributedCollector([cartpole] * 2, policy, **OPTIONS | {"frames_per_batch": 32})
+    seen = [int(batch[VERSION].max()) for batch in batches(collector, policy)]
+    assert len(seen) == 20 and max(seen) > 10 and seen[0] == 0
+
+
+def test_a_rank_that_is_killed_is_named_at_once():
+    with DistributedSyncCollector([four] * 2, actor(), frames_per_batch=160, total_frames=-1) as collector:
+        batches = iter(collector)
+        next(batches)
+        worker = collector.processes.remote._meeting.launcher.workers[1]
+        os.kill(worker.pid, signal.SIGKILL)
+        begun = time.monotonic()
+        with pytest.raises(EnvError) as raised:
+            for _ in batches:
+                pass
+        assert time.monotonic() - begun < 2
+        assert "SIGKILL" in str(raised.value) and "worker 1, envs 4 to 7" in str(raised.value)
+
+
+def test_nothing_listens_but_on_loopback():
+    with DistributedSyncCollector([cartpole] * 2, actor(), frames_per_batch=32) as collector:
+        next(iter(collector))
+        pids = [os.getpid(), *(each.pid for each in collector.processes.remote._meeting.launcher.workers)]
+        listening = [
+            each.laddr.ip
+            for pid in pids
+            for each in psutil.Process(pid).net_connections("inet")
+            if each.status == psutil.CONN_LISTEN
+        ]
+        assert listening and {*listening} <= {"127.0.0.1", "::1"}, listening
+
+
+SCRIPT = """
+    import sys
+    import torch
+    from rlcli.collectors.distributed import DistributedCollector
+    from rlcli.envs import GymEnv
+
+    if __name__ == "__main__":
+        collector = DistributedCollector(
+            [lambda: GymEnv("CartPole-v1")] * 2, frames_per_batch=64, total_frames=128, sync=True, launcher="torchrun",
+        )
+        with collector:
+            print("frames", sum(batch.numel() for batch in collector), flush=True)
+"""
+
+
+def test_ranks_of_torchrun(tmp_path):
+    script, key = tmp_path / "script.py", tmp_path / "key"
+    script.write_text(textwrap.dedent(SCRIPT))
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o600)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone", str(script)]
+    done = subprocess.run(
+        command, env={**os.environ, launch.KEY_FILE: str(key)}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout.count("frames 128") == 1, done.stderr
+
+
+needs_submitit = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
+
+
+@needs_submitit
+def test_jobs_of_submitit(tmp_path):
+    collector = DistributedCollector(
+        [cartpole] * 2, actor(), frames_per_batch=64, total_frames=128, sync=True, launcher="submitit",
+        slurm_kwargs={"cluster": "local", "folder": tmp_path},
+    )  # fmt: skip
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
+    with collector:
+        assert sum(batch.numel() for batch in collector) == 128
+    assert not [*tmp_path.iterdir()]
+
+
+def learn(count: int) -> int:
+    from rlcli.envs import GymEnv
+
+    collector = DistributedCollector(
+        [lambda: GymEnv("CartPole-v1")] * count, frames_per_batch=64, total_frames=128, launcher="submitit_delayed"
+    )
+    with collector:
+        return sum(batch.numel() for batch in collector)
+
+
+@needs_submitit
+def test_jobs_beside_the_one_that_learns(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # this file is by its name in the job
+    local = {"cluster": "local"}
+    job = submitit_delayed_launcher(
+        2, submitit_main_conf=local, submitit_collection_conf=local, folder=tmp_path, timeout=60
+    )(learn)(2)
+    assert job.result() == 128
+
+
+def test_who_does_not_come_is_named(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    (tmp_path / "key").write_bytes(os.urandom(32))
+    (tmp_path / "jobs").write_text("2")
+    monkeypatch.setenv(launch.MEETING, str(tmp_path))
+    meet = partial(DistributedCollector, [cartpole] * 2, frames_per_batch=64, launcher="submitit_delayed", timeout=0.5)
+    refused(ResourceError, "2 of workers ranks 1 submitit_delayed 0.5 s", meet)
+    with pytest.raises(ArgumentError, match="num_jobs=3"):
+        DistributedCollector([cartpole] * 3, frames_per_batch=66, launcher="submitit_delayed")
+
+
+def test_what_a_group_cannot_do_is_refused(tmp_path, monkeypatch):
+    make = [cartpole] * 2
+    for options, word in [
+        ({"backend": "nccl"}, "nccl"),
+        ({"backend": "udp"}, "backend"),
+        ({"launcher": "ssh"}, "launcher"),
+        ({"launcher": "torchrun"}, "RLCLI_KEY_FILE"),
+        ({"launcher": "submitit_delayed"}, "submitit_delayed_launcher"),
+        ({"on_worker_error": "restart"}, "RayCollector"),
+        ({"preemptive_threshold": 0.5}, "preemptive_threshold"),
+    ]:
+        if options.get("backend") == "nccl" and dist.is_nccl_available():
+            continue
+        refused(ArgumentError, word, partial(DistributedCollector, make, frames_per_batch=64, **options))
+    key = tmp_path / "key"
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o644)
+    monkeypatch.setenv(launch.KEY_FILE, str(key))
+    refused(ArgumentError, "chmod", partial(DistributedCollector, make, frames_per_batch=64, launcher="torchrun"))
