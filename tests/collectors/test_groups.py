@@ -69,7 +69,7 @@ def test_a_rank_that_is_killed_is_named_at_once():
     with DistributedSyncCollector([four] * 2, actor(), frames_per_batch=160, total_frames=-1) as collector:
         batches = iter(collector)
         next(batches)
-        worker = collector.processes.remote._meeting.launcher.workers[1]
+        worker = collector.processes.remote._launcher.workers[1]
         os.kill(worker.pid, signal.SIGKILL)
         begun = time.monotonic()
         with pytest.raises(EnvError) as raised:
@@ -82,7 +82,7 @@ def test_a_rank_that_is_killed_is_named_at_once():
 def test_nothing_listens_but_on_loopback():
     with DistributedSyncCollector([cartpole] * 2, actor(), frames_per_batch=32) as collector:
         next(iter(collector))
-        pids = [os.getpid(), *(each.pid for each in collector.processes.remote._meeting.launcher.workers)]
+        pids = [os.getpid(), *(each.pid for each in collector.processes.remote._launcher.workers)]
         listening = [
             each.laddr.ip
             for pid in pids
@@ -172,7 +172,7 @@ def test_what_a_group_cannot_do_is_refused(tmp_path, monkeypatch):
         ({"backend": "nccl"}, "nccl"),
         ({"backend": "udp"}, "backend"),
         ({"launcher": "ssh"}, "launcher"),
-        ({"launcher": "torchrun"}, "RLCLI_KEY_FILE"),
+        ({"launcher": "torchrun"}, "WORLD_SIZE"),
         ({"launcher": "submitit_delayed"}, "submitit_delayed_launcher"),
         ({"on_worker_error": "restart"}, "RayCollector"),
         ({"preemptive_threshold": 0.5}, "preemptive_threshold"),
@@ -183,5 +183,9 @@ def test_what_a_group_cannot_do_is_refused(tmp_path, monkeypatch):
     key = tmp_path / "key"
     key.write_bytes(os.urandom(32))
     key.chmod(0o644)
+    meet = partial(DistributedCollector, make, frames_per_batch=64, launcher="torchrun")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    refused(ArgumentError, "RLCLI_KEY_FILE", meet)
     monkeypatch.setenv(launch.KEY_FILE, str(key))
-    refused(ArgumentError, "chmod", partial(DistributedCollector, make, frames_per_batch=64, launcher="torchrun"))
+    refused(ArgumentError, "chmod", meet)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.distributed.group_remote import SERVE, GroupRemote
-from rlcli.collectors.distributed.launch import BACKENDS, Meeting
+from rlcli.collectors.distributed.launch import BACKENDS, LAUNCHERS, Launcher, Peer
 from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
@@ -85,23 +86,20 @@ class DistributedCollector(MultiProcessCollector):
                why="the ranks of a group are fixed", fix="Use a RayCollector, or on_worker_error='raise'.")  # fmt: skip
         refuse(options.get("preemptive_threshold") is not None, f"a {name} has no preemptive_threshold",
                why="a worker at work hears nothing", fix="Leave it out.")  # fmt: skip
-        self._launched: dict[str, Any] = {
-            "launcher": launcher,
-            "backend": backend,
-            "timeout": timeout,
-            "slurm_kwargs": slurm_kwargs,
-        }
+        arguments.choice("launcher", launcher, LAUNCHERS)
+        self._launcher = partial(LAUNCHERS[launcher], slurm_kwargs=slurm_kwargs or {})
+        self._shared: dict[str, Any] = {"backend": backend, "timeout": timeout, "path": tuple(sys.path)}
         super().__init__(create_env_fn, policy, transport=self._transport, **options)
 
     def _transport(self, count: int) -> Remote:
-        meeting = Meeting(count=count, serve=self._serve, target=REMOTE, settings=self._settings, **self._launched)
-        if meeting.own.rank:
-            meeting.own.run()
+        launcher = self._launcher(Peer(self._serve, REMOTE, count + 1, settings=self._settings, **self._shared))
+        if launcher.own.rank:
+            launcher.own.run()
             sys.exit(0)
-        return self._remote(meeting)
+        return self._remote(launcher)
 
-    def _remote(self, meeting: Meeting) -> Remote:
-        return GroupRemote(meeting)
+    def _remote(self, launcher: Launcher) -> Remote:
+        return GroupRemote(launcher)
 
 
 class _DistributedSync(DistributedCollector, MultiSyncCollector):

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rlcli.collectors.distributed.launch import FOR_EVER, Meeting, Peer
-from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.arguments import refuse
+from rlcli.collectors.distributed.launch import FOR_EVER, Launcher, Peer
+from rlcli.errors import DamagedDataError
 from rlcli.processes.messages import Seal, flat, split
 from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
 
@@ -127,23 +128,20 @@ class GroupRemote:
         Not all of them came.
     """
 
-    def __init__(self, meeting: Meeting) -> None:
-        if dist.is_initialized():
-            raise ArgumentError(
-                "this process is in a torch.distributed group already", why="the collector makes one of its own",
-                fix="Shut down the other one first, or use a RayCollector.",
-            )  # fmt: skip
-        self._meeting, self._ranks = meeting, list[_Rank]()
-        store = meeting.begin()
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher, self._ranks = launcher, list[_Rank]()
         try:
-            self._device = _join(meeting.own, store)
+            refuse(dist.is_initialized(), "this process is in a torch.distributed group already",
+                   why="the collector makes one of its own",
+                   fix="Shut down the other one first, or use a RayCollector.")  # fmt: skip
+            self._device = _join(launcher.own, launcher.begin())
         except BaseException:
-            meeting.close()
+            launcher.close()
             raise
 
     def start(self, index: int) -> _Rank:
         """Return the rank of a worker; there is one for each index, and never another."""
-        link = Link(index + 1, self._meeting.own.key, learner=True, device=self._device)
+        link = Link(index + 1, self._launcher.own.key, learner=True, device=self._device)
         self._ranks.append(_Rank(index + 1, link, self))
         return self._ranks[-1]
 
@@ -156,18 +154,18 @@ class GroupRemote:
         return np.frombuffer(message, np.uint8)
 
     def how_it_ended(self, rank: int) -> str:
-        return self._meeting.launcher.how_it_ended(rank)
+        return self._launcher.how_it_ended(rank)
 
     def kill(self, worker: _Rank) -> None:
         """End a worker at once, where its launcher can."""
-        self._meeting.launcher.kill(worker.rank)
+        self._launcher.kill(worker.rank)
 
     def close(self) -> None:
         """End all workers, and leave the group."""
         for worker in self._ranks:
             with contextlib.suppress(Gone):
                 worker.order(Message(_END, 1 << 62, b""))
-        self._meeting.close()
+        self._launcher.close()
         for worker in self._ranks:
             worker.thread.join(_JOIN)
         if not any(worker.thread.is_alive() for worker in self._ranks):

@@ -34,7 +34,6 @@ from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.channel import Channel
 from rlcli.processes.worker import USUAL_METHOD, Worker, end
 
-LAUNCHERS = ("mp", "torchrun", "submitit", "submitit_delayed")
 BACKENDS = ("gloo", "nccl", "mpi")
 KEY_FILE, MEETING = "RLCLI_KEY_FILE", "RLCLIMEETING"
 _KEY = 32  # bytes
@@ -53,7 +52,7 @@ class Peer:
     size: int
     backend: str
     timeout: float  # seconds for all to come
-    key: bytes = field(repr=False)
+    key: bytes = field(default=b"", repr=False)
     file: str | None = None  # that all see; None: what torchrun set up
     loopback: bool = True  # all are on this machine
     settings: Any = None  # of the backend
@@ -89,10 +88,33 @@ def work(channel: Channel) -> None:
 
 
 class Launcher:
-    """Start the peers of rank 1 and above, and know what became of them: here, those that are there anyway."""
+    """Have the peers of rank 1 and above started, and know what became of them: here, by somebody else.
 
-    def __init__(self, launcher: str, asked: str) -> None:
-        self.launcher, self.asked = launcher, asked
+    Parameters
+    ----------
+    peer : Peer
+        What all of them share.
+    slurm_kwargs : mapping
+        Options of `sbatch`, as submitit names them; ``folder``: where a folder for the jobs is made.
+
+    Raises
+    ------
+    ArgumentError
+        What the launcher needs is not there, or does not fit.
+    """
+
+    name = "torchrun"
+    folder: Path | None = None  # which ends with the collector
+
+    def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
+        size, there = peer.size, os.environ.get("WORLD_SIZE")
+        fix = f"torchrun --nproc-per-node {size} ..."
+        refuse(there is None, "launcher='torchrun' needs the ranks that torchrun starts", why="WORLD_SIZE is not set",
+               fix=fix)  # fmt: skip
+        refuse(int(there or 0) != size, f"{size - 1} workers need a world of {size} ranks",
+               why=f"torchrun started {there}", fix=fix)  # fmt: skip
+        one_node = os.environ.get("LOCAL_WORLD_SIZE") == there
+        self.own = replace(peer, key=shared_key(), rank=int(os.environ["RANK"]), loopback=one_node)
 
     def launch(self, peers: Sequence[Peer]) -> None:
         """Start them."""
@@ -107,30 +129,48 @@ class Launcher:
     def kill(self, rank: int) -> None:
         """End a peer at once, where that can be done."""
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End all that are left."""
 
-    def wait(self, store: Any, peer: Peer) -> None:
-        """Wait until all peers have come; ResourceError names those that have not."""
-        missing, deadline = list(range(1, peer.size)), time.monotonic() + peer.timeout
+    def begin(self) -> Any:
+        """Start the peers, wait until they have come, and return the store; ResourceError names who has not."""
+        try:
+            store = self.own.store()
+        except dist.DistError as error:
+            raise self._missing([], in_words(error)) from error
+        missing, deadline = list(range(1, self.own.size)), time.monotonic() + self.own.timeout
+        self.launch([replace(self.own, rank=rank) for rank in missing])
         while missing := [rank for rank in missing if not store.check([_HERE.format(rank)])]:
-            gone = [rank for rank in missing if self.ended(rank)]
-            if gone or time.monotonic() > deadline:
-                raise ResourceError(
-                    f"{len(missing)} of {peer.size - 1} workers did not join the collector",
-                    where=f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}",
-                    why=self.how_it_ended(gone[0]) if gone else f"{self.asked} after {peer.timeout:g} s",
-                    fix="Look at their output." if gone else "Start all of them, or allow more time: timeout=SECONDS.",
-                )  # fmt: skip
+            if gone := [rank for rank in missing if self.ended(rank)]:
+                raise self._missing(missing, f"the worker of rank {gone[0]} {self.how_it_ended(gone[0])}")
+            if time.monotonic() > deadline:
+                raise self._missing(missing, f"after {self.own.timeout:g} s")
             time.sleep(_EVERY)
+        return store
+
+    def _missing(self, ranks: Sequence[int], why: str) -> ResourceError:
+        return ResourceError(
+            f"{len(ranks) or 'some'} of {self.own.size - 1} workers of launcher='{self.name}' did not come",
+            where=f"ranks {', '.join(map(str, ranks))}" if ranks else None, why=why,
+            fix="Look at their output, start all of them, or allow more time: timeout=SECONDS.",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the peers, and remove what they met by."""
+        self.end()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Processes(Launcher):
     """Run peers in worker processes of this machine."""
 
-    def __init__(self) -> None:
-        super().__init__("mp", "launcher='mp'")
-        self.workers: list[Worker] = []
+    name = "mp"
+
+    def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
+        refuse(slurm_kwargs, "slurm_kwargs are of jobs", why="launcher is 'mp'", fix="Use launcher='submitit'.")
+        self.folder, self.workers = own_folder(), list[Worker]()
+        self.own = replace(peer, key=secrets.token_bytes(_KEY), file=str(self.folder / "meet"))
 
     def launch(self, peers: Sequence[Peer]) -> None:
         for peer in peers:
@@ -147,32 +187,66 @@ class Processes(Launcher):
     def kill(self, rank: int) -> None:
         self.workers[rank - 1].kill()
 
-    def close(self) -> None:
+    def end(self) -> None:
         end(self.workers, _GRACE)
 
 
 class Jobs(Launcher):
     """Run peers as jobs of submitit."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        super().__init__("submitit", f"launcher='submitit', slurm_kwargs={dict(settings)}")
-        self._executor, self._jobs = executor_of(folder, settings), []  # type: ignore[var-annotated]
+    name = "submitit"
+
+    def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
+        options = dict(slurm_kwargs)
+        parent = options.pop("folder", os.getcwd())
+        self.folder, self._jobs = own_folder(parent), list[Any]()
+        try:
+            self._executor = executor_of(self.folder, options)
+        except BaseException:
+            self.close()
+            raise
+        self.own = replace(
+            peer, key=secrets.token_bytes(_KEY), file=str(self.folder / "meet"),
+            loopback=options.get("cluster") == "local",
+        )  # fmt: skip
 
     def launch(self, peers: Sequence[Peer]) -> None:
         self._jobs = self._executor.map_array(Peer.run, peers)
 
     def how_it_ended(self, rank: int) -> str:
-        return f"its job {self._jobs[rank - 1].job_id} ended"
+        return f"ended (job {self._jobs[rank - 1].job_id})"
 
     def ended(self, rank: int) -> bool:
-        return self._jobs[rank - 1].done()
+        return bool(self._jobs[rank - 1].done())
 
     def kill(self, rank: int) -> None:
         self._jobs[rank - 1].cancel()
 
-    def close(self) -> None:
+    def end(self) -> None:
         for job in self._jobs:
             job.cancel()
+
+
+class Delayed(Launcher):
+    """Wait for jobs that `submitit_delayed_launcher` submitted beside this one."""
+
+    name = "submitit_delayed"
+
+    def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
+        if (name := os.environ.get(MEETING)) is None:
+            raise ArgumentError(
+                "launcher='submitit_delayed' is of a job that submitit_delayed_launcher submitted",
+                why=f"{MEETING} is not set", fix="Decorate the main function with it.",
+            )  # fmt: skip
+        _check_own(folder := Path(name))
+        jobs = int((folder / "jobs").read_text())
+        refuse(jobs != peer.size - 1, f"the collector has {peer.size - 1} workers",
+               why=f"{jobs} jobs were submitted for them", fix=f"Use num_jobs={peer.size - 1}.")  # fmt: skip
+        key = (folder / "key").read_bytes()
+        self.own = replace(peer, file=str(folder / "meet"), key=key, loopback=False)
+
+
+LAUNCHERS = {each.name: each for each in (Processes, Launcher, Jobs, Delayed)}
 
 
 def executor_of(folder: Path, settings: Mapping[str, Any]) -> Any:
@@ -220,106 +294,7 @@ def shared_key() -> bytes:
     return key
 
 
-class Meeting:
-    """Know who meets, where, and by whom they were started: the recipe of rank 0, and its launcher.
-
-    Parameters
-    ----------
-    launcher : {"mp", "torchrun", "submitit", "submitit_delayed"}
-    count : int
-        Workers.
-    serve, target : str
-        See `Peer`.
-    backend : str
-    timeout : float
-        Seconds for all to come.
-    settings : optional
-        Of the backend.
-    slurm_kwargs : mapping, optional
-        Options of `sbatch`, as submitit names them; ``folder``: where the jobs' files are.
-
-    Raises
-    ------
-    ArgumentError
-        What the launcher needs is not there, or does not fit.
-    """
-
-    def __init__(
-        self, launcher: str, count: int, *, serve: str, target: str, backend: str, timeout: float,
-        settings: Any = None, slurm_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        arguments.choice("launcher", launcher, LAUNCHERS)
-        self._folder: Path | None = None
-        peer = Peer(serve, target, count + 1, backend, timeout, b"", settings=settings, path=tuple(sys.path))
-        if launcher == "torchrun":
-            self.launcher = Launcher(launcher, "launcher='torchrun'")
-            self.own = replace(peer, key=shared_key(), rank=_rank(count + 1), loopback=_one_node())
-            return
-        if launcher == "submitit_delayed":
-            self.launcher = Launcher(launcher, "launcher='submitit_delayed'")
-            self.own = replace(peer, loopback=False, **_delayed(count + 1))
-            return
-        options = dict(slurm_kwargs or {})
-        self._folder = own_folder(options.pop("folder", None))
-        self.launcher = Processes() if launcher == "mp" else Jobs(self._folder, options)
-        self.own = replace(
-            peer, key=secrets.token_bytes(_KEY), file=str(self._folder / "meet"),
-            loopback=launcher == "mp" or options.get("cluster") == "local",
-        )  # fmt: skip
-
-    def begin(self) -> Any:
-        """Start the peers and wait until they have come; return the store."""
-        try:
-            try:
-                store = self.own.store()
-            except dist.DistError as error:
-                raise ResourceError(
-                    "the workers cannot be met", where=self.launcher.asked, why=in_words(error),
-                    fix="Start all ranks, or allow more time: timeout=SECONDS.",
-                ) from error  # fmt: skip
-            self.launcher.launch([replace(self.own, rank=rank) for rank in range(1, self.own.size)])
-            self.launcher.wait(store, self.own)
-            return store
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End the peers, and remove what they met by."""
-        self.launcher.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _rank(size: int) -> int:
-    there = os.environ.get("WORLD_SIZE")
-    refuse(there is None, "launcher='torchrun' needs the ranks that torchrun starts", why="WORLD_SIZE is not set",
-           fix=f"torchrun --nproc-per-node {size} ...")  # fmt: skip
-    refuse(int(there or 0) != size, f"{size - 1} workers need a world of {size} ranks",
-           why=f"torchrun started {there}", fix=f"torchrun --nproc-per-node {size} ...")  # fmt: skip
-    return int(os.environ["RANK"])
-
-
-def _one_node() -> bool:
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-
-
 # ---- jobs beside the one that learns -----------------------------------------------------------------------------
-def _delayed(size: int) -> dict[str, Any]:
-    name = os.environ.get(MEETING)
-    if name is None:
-        raise ArgumentError(
-            "launcher='submitit_delayed' is of a job that submitit_delayed_launcher submitted",
-            why=f"{MEETING} is not set", fix="Decorate the main function with it.",
-        )  # fmt: skip
-    folder = Path(name)
-    _check_own(folder)
-    jobs = int((folder / "jobs").read_text())
-    refuse(jobs != size - 1, f"the collector has {size - 1} workers",
-           why=f"{jobs} jobs were submitted for them", fix=f"Use num_jobs={size - 1}.")  # fmt: skip
-    return {"file": str(folder / "meet"), "key": (folder / "key").read_bytes()}
-
-
 class submitit_delayed_launcher:
     """Submit a main function as a job, and beside it the jobs that its collector's workers are.
 

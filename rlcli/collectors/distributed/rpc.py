@@ -12,7 +12,7 @@ import torch
 from torch.distributed import rpc
 
 from rlcli.collectors.distributed.distributed import DistributedCollector
-from rlcli.collectors.distributed.launch import Meeting, Peer
+from rlcli.collectors.distributed.launch import Launcher, Peer
 from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.processes.messages import flat, split
@@ -27,13 +27,13 @@ _ended = threading.Event()
 class RPCRemote:
     """Run workers as peers of an RPC group: a `Remote`. Arrays go as one flat tensor, which RPC sends as it lies."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
-        meeting.begin()
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
         try:
-            _join(meeting.own)
+            launcher.begin()
+            _join(launcher.own)
         except BaseException:
-            meeting.close()
+            launcher.close()
             raise
 
     def start(self, index: int) -> str:
@@ -49,7 +49,7 @@ class RPCRemote:
             try:
                 how, given, sizes, piece = done.value()
             except RuntimeError:
-                answer.set_exception(Gone(self._meeting.launcher.how_it_ended(_rank(worker))))
+                answer.set_exception(Gone(self._launcher.how_it_ended(_rank(worker))))
                 return
             answer.set_result((how, given, split(piece.numpy(), sizes)))
 
@@ -62,14 +62,14 @@ class RPCRemote:
 
     def kill(self, worker: str) -> None:
         """End a worker at once, where its launcher can."""
-        self._meeting.launcher.kill(_rank(worker))
+        self._launcher.kill(_rank(worker))
 
     def close(self) -> None:
         """End all workers, and leave the group."""
-        for rank in range(1, self._meeting.own.size):
+        for rank in range(1, self._launcher.own.size):
             with contextlib.suppress(RuntimeError):  # it has ended
                 rpc.rpc_async(_name(rank), _end, timeout=0)
-        self._meeting.close()
+        self._launcher.close()
         with contextlib.suppress(RuntimeError):  # peers that have ended
             rpc.shutdown(graceful=False)
 
@@ -135,8 +135,8 @@ class RPCCollector(DistributedCollector):
         self._settings = dict(tensorpipe_options or {})
         super().__init__(create_env_fn, policy, **options)
 
-    def _remote(self, meeting: Meeting) -> RPCRemote:
-        return RPCRemote(meeting)
+    def _remote(self, launcher: Launcher) -> RPCRemote:
+        return RPCRemote(launcher)
 
 
 class _RPCSync(RPCCollector, MultiSyncCollector):
