@@ -174,11 +174,11 @@ def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
             result = orders(kind, body)
             answer, how = NOTHING if result is None else packed(result), ANSWER
         except BaseException as error:
-            answer, how = packed((_sendable(error), traceback.format_exc())), FAILED
+            answer, how = packed((sendable(error), traceback.format_exc())), FAILED
         line.send(how, turn, answer)
 
 
-def _sendable(error: BaseException) -> BaseException:
+def sendable(error: BaseException) -> BaseException:
     """Return the error, or where it cannot be pickled one that says as much."""
     try:
         unpacked(packed(error))

@@ -228,7 +228,7 @@ class CollectorWorkers:
         sent = self._sent[index]
         weights = {name: each for name, each in dict(self._newest).items() if each is not sent.get(name)}
         gone = self._gone[index][:]
-        args = (batch.number, order.steps, order.random_steps, order.timed, gone, new, weights)
+        args = (order.steps, order.random_steps, order.timed, weights, batch.number, gone, new)
         self.processes.begin(
             index, CALL, packed(("collect", args, {})), about=order, fd=None if new is None else batch.fd
         )

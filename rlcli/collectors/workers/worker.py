@@ -1,8 +1,12 @@
-"""A collector in a process of its own: it writes batches into memory that its parent shares, and says what lies there.
+"""A collector in a process of its own: it writes batches, and says what lies in them.
 
-The parent (`MultiProcessCollector`) makes the memory and puts batches together, so nothing of a row is sent.  What no
-column was made for goes with the answer: the successors of episodes that ended, the row that the next batch begins
-with, keys that nobody declared.
+| rows lie in | which is | and go to the parent (`MultiProcessCollector`), which puts batches together |
+|---|---|---|
+| `SharedRows` | memory that the parent makes and shares | not at all, but for what no column was made for |
+| `OwnRows` | one batch of the worker's own, overwritten by the next | with the answer, all of them |
+
+What no column was made for: the successors of episodes that ended, the row that the next batch begins with, keys that
+nobody declared.
 """
 
 from __future__ import annotations
@@ -37,12 +41,13 @@ from rlcli.processes.region import Arrays, Region
 from rlcli.processes.worker import BEAT, beat
 from rlcli.specs.field import PASS, Fields
 from rlcli.vec_envs.workers import Told
-from rlcli.weight_update.newest import SharedNewest
+from rlcli.weight_update.newest import Newest, SharedNewest
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
 
 STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a batch is to end where it is
 TARGET = "rlcli.collectors.workers.worker:work"
+REMOTE = "rlcli.collectors.workers.worker:remote"  # of a `RemoteWorker`
 
 
 def signs_of(workers: int) -> Arrays:
@@ -85,11 +90,16 @@ def _written(x: Any) -> int:
 
 
 def work(channel: Channel) -> None:
-    worker = CollectorWorker(channel)
+    worker = CollectorWorker(SharedRows(channel))
     try:
         serve(Line(channel), worker.carry_out)
     finally:
         worker.close()
+
+
+def remote() -> CollectorWorker:
+    """Return what carries out orders that come as messages, from wherever."""
+    return CollectorWorker(OwnRows())
 
 
 class SharedSlots:
@@ -123,7 +133,7 @@ class SharedSlots:
 
 
 class PartCollector(Collector):
-    """Collect into memory of a parent, which may end a batch early."""
+    """Collect a part of a parent's batches, which may end one early."""
 
     fast = True
     _stop: np.ndarray | None = None
@@ -131,10 +141,6 @@ class PartCollector(Collector):
     def watch(self, stop: np.ndarray) -> None:
         """End batches early from now on, where `stop` says so."""
         self._stop = stop
-
-    @property
-    def slots(self) -> SharedSlots:
-        return self._engine.pool
 
     @property
     def next_id(self) -> int:
@@ -149,9 +155,6 @@ class PartCollector(Collector):
                 columns |= {k: added for k in (key, under_next(key)) if engine.schema.delivers(k)}
         return columns
 
-    def _make_engine(self, pool: Any = SharedSlots) -> Rollout:
-        return super()._make_engine(pool)
-
     def _leg(self, first: int, last: int) -> Iterable[int]:
         return range(first, last) if self._stop is None else self._until_stopped(self._stop, range(first, last))
 
@@ -163,16 +166,90 @@ class PartCollector(Collector):
                 return
 
 
+class SlotCollector(PartCollector):
+    """Collect into slots of memory that a parent shares."""
+
+    fast = True
+
+    @property
+    def slots(self) -> SharedSlots:
+        return self._engine.pool
+
+    def _make_engine(self, pool: Any = SharedSlots) -> Rollout:
+        return super()._make_engine(pool)
+
+
+class SharedRows:
+    """Share with a parent on this machine: rows, signs of life, publications; it sends a descriptor with the order."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def collector(self, options: Mapping[str, Any]) -> PartCollector:
+        return SlotCollector(**options)
+
+    def arrays(self, memory: Arrays) -> dict[Any, np.ndarray]:
+        """Return the arrays that the order brings."""
+        region = Region(memory, self._channel.receive_fd())
+        region.forget_fd()
+        return region.arrays
+
+    def clock(self, index: int, workers: int) -> np.ndarray:
+        """Return where the steps of this worker are counted, int64 `[1]`; beat from now on."""
+        clock, beats = (array[index : index + 1] for array in self.arrays(signs_of(workers)).values())
+        clock[0] = 0
+        beat(beats)
+        return clock
+
+    def newest(self) -> Newest:
+        return SharedNewest(self._channel.receive_fd())
+
+    def descriptor(self, sent: bool) -> int | None:
+        return self._channel.receive_fd() if sent else None
+
+    def memory(
+        self, collector: SlotCollector, slot: int, forget: Sequence[int], new: tuple[Arrays, int, int] | None
+    ) -> dict[Key, np.ndarray]:
+        """Have the next batch written into a slot, a new one where `new` says of what; return its columns."""
+        collector.slots.forget(forget)
+        if new is not None:
+            memory, steps, first = new
+            share = slice(first, first + collector.envs)
+            collector.slots.add(slot, steps, {key: array[share] for key, array in self.arrays(memory).items()})
+        return collector.slots.use(slot)
+
+
+class OwnRows:
+    """Share nothing: rows go with the answer, so one batch's memory is enough; weights come with orders."""
+
+    def collector(self, options: Mapping[str, Any]) -> PartCollector:
+        return PartCollector(**{**options, "reuse_batch": True})
+
+    def clock(self, index: int, workers: int) -> np.ndarray:
+        return np.zeros(1, np.int64)
+
+    def newest(self) -> Newest:
+        return Newest(*(np.zeros(*of) for of in Newest.fields(1).values()))
+
+    def descriptor(self, sent: bool) -> None:
+        assert not sent
+
+    def memory(self, collector: PartCollector) -> dict[Key, np.ndarray]:
+        return {}
+
+
 class CollectorWorker:
-    """Carry out a parent's orders: each is a method's name, with arguments."""
+    """Carry out a parent's orders: each is a method's name, with arguments; `carried` are messages with weights."""
 
     collector: PartCollector
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
 
-    def carry_out(self, kind: int, body: bytes) -> Any:
+    def carry_out(self, kind: int, body: bytes, carried: Mapping[str, bytes] | None = None) -> Any:
         name, args, settings = unpacked(body)
+        if carried:
+            self.receivers.take(carried)
         return getattr(self, name)(*args, **settings)
 
     # ---- the beginning -------------------------------------------------------------------------------------------
@@ -189,11 +266,7 @@ class CollectorWorker:
 
     def build(self, first_lane: int, all_lanes: int, seed: int, first_id: int, stride: int) -> dict[str, Any]:
         """Make the collector of these envs, and return what the parent must know of it."""
-        region = Region(signs_of(stride), self.channel.receive_fd())
-        region.forget_fd()
-        clock, beats = (region.arrays[name][first_id : first_id + 1] for name in ("clock", "beats"))
-        clock[0] = 0
-        beat(beats)
+        clock = self.rows.clock(first_id, stride)
         options = dataclasses.replace(
             self.options, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
             seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
@@ -201,7 +274,7 @@ class CollectorWorker:
         stream_seed = options.process_seed(seed)  # of what an env or a policy of the user's draws from
         seed_streams(stream_seed)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
-        self.collector = PartCollector(**vars(options) | {"pre_collect_hook": self.pre_hook})
+        self.collector = self.rows.collector(vars(options) | {"pre_collect_hook": self.pre_hook})
         self.collector.vec_env.count_in(clock.data)
         torch.manual_seed(stream_seed % 2**64)
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
@@ -220,26 +293,14 @@ class CollectorWorker:
 
     def watch(self) -> None:
         """End batches early from now on, where the parent says so in the memory that it sends."""
-        region = Region(STOP, self.channel.receive_fd())
-        region.forget_fd()
-        self.collector.watch(region.arrays["stop"])
-
-    def share(self, slot: int, memory: Arrays, steps: int, first: int) -> None:
-        region = Region(memory, self.channel.receive_fd())
-        region.forget_fd()
-        share = slice(first, first + self.collector.envs)
-        self.collector.slots.add(slot, steps, {key: array[share] for key, array in region.arrays.items()})  # type: ignore[misc]
+        self.collector.watch(self.rows.arrays(STOP)["stop"])
 
     def collect(
-        self, slot: int, steps: int, random_steps: int, timed: bool, forget: Sequence[int] = (), new: Any = None,
-        weights: Mapping[str, bytes] | None = None,
-    ) -> WorkerBatch:  # fmt: skip
-        """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were taken."""
-        self.receivers.take(weights or {})
-        self.collector.slots.forget(forget)
-        if new is not None:
-            self.share(slot, *new)
-        memory = self.collector.slots.use(slot)
+        self, steps: int, random_steps: int, timed: bool, weights: Mapping[str, bytes], *place: Any
+    ) -> WorkerBatch:
+        """Write the next batch, to the `place` that the rows know, after `weights` were taken."""
+        self.receivers.take(weights)
+        memory = self.rows.memory(self.collector, *place)
         filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
         filled = self._shown(filled)
         apart = self._in_place(filled.columns, memory, filled.shape[1])
@@ -259,7 +320,7 @@ class CollectorWorker:
     def _in_place(
         self, columns: Mapping[Key, np.ndarray], memory: Mapping[Key, np.ndarray], steps: int
     ) -> dict[Key, np.ndarray]:
-        """Put the columns into shared memory; return those that have no place in it."""
+        """Put the columns into memory that the parent reads; return those that have no place in it."""
         apart = {}
         for key, column in columns.items():
             slot = memory.get(key)
@@ -309,11 +370,11 @@ class CollectorWorker:
 
     def follow_together(self) -> None:
         """Adopt publications of any models from now on."""
-        self.receivers = ModelsReceiver(SharedNewest(self.channel.receive_fd()))
+        self.receivers = ModelsReceiver(self.rows.newest())
         self.collector.follow(self.receivers)
 
     def follow(self, used: str, place: int, handle: Handle, has_fd: bool) -> None:
-        fd = self.channel.receive_fd() if has_fd else None
+        fd = self.rows.descriptor(has_fd)
         try:
             self.receivers.open(place, handle, fd, self.collector.model(used))
         finally:

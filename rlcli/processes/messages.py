@@ -1,0 +1,109 @@
+"""Values as messages: a pickled body and the arrays that it speaks of, apart; and bodies that are known to be ours.
+
+Arrays go as they lie, by protocol 5: they are neither pickled nor copied here, and `joined` makes views of what came.
+Whoever reads from a connection that others can reach opens a body by its `Seal` before anything of it is unpickled.
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import pickle
+import struct
+import sys
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from rlcli.errors import DamagedDataError
+
+_NUMBER = struct.Struct("<Q")
+_DIGEST = 32  # bytes
+
+
+def parted(value: Any) -> tuple[bytes, list[np.ndarray]]:
+    """Pickle a value, but for its arrays: those follow as bytes, uint8 `[nbytes]`, on their own memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = io.BytesIO()
+    try:
+        _Pickler(body, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(value)
+    except Exception:  # whatever an object of the user's raises
+        import cloudpickle
+
+        buffers.clear()
+        return cloudpickle.dumps(value, buffer_callback=buffers.append), _bytes_of(buffers)
+    return body.getvalue(), _bytes_of(buffers)
+
+
+def joined(body: bytes, arrays: Sequence[Any]) -> Any:
+    """Return the value of a body, on the memory of these arrays; None where it is empty."""
+    return pickle.loads(body, buffers=arrays) if body else None
+
+
+def _bytes_of(buffers: Sequence[pickle.PickleBuffer]) -> list[np.ndarray]:
+    return [np.asarray(buffer.raw()) for buffer in buffers]
+
+
+class _Pickler(pickle.Pickler):
+    """Pickle a plain tensor of this process's memory as the array that it is."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch: Any = sys.modules.get("torch")
+        if torch is None or type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.requires_grad:
+            return NotImplemented
+        try:
+            return _tensor, (np.ascontiguousarray(obj.numpy()).reshape(obj.shape),)
+        except (TypeError, RuntimeError):  # numpy has no such dtype or layout
+            return NotImplemented
+
+
+def _tensor(array: np.ndarray) -> Any:
+    """Return a tensor on an array's memory; on a copy where that is read only, which torch would not heed."""
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+class Seal:
+    """Seal the bodies that go one way under a key, or open those that come: each once, in the order of sealing.
+
+    Parameters
+    ----------
+    key : bytes
+        16 to 64 of them, which both ends have and nobody else.
+    way : bytes
+        Who sends to whom, at most 16 bytes: what one sends is not taken for what the other does.
+    """
+
+    def __init__(self, key: bytes, way: bytes) -> None:
+        self._key, self._way, self._number = key, way, 0
+
+    def _digest(self, body: bytes) -> bytes:
+        digest = blake2b(_NUMBER.pack(self._number), key=self._key, person=self._way, digest_size=_DIGEST)
+        digest.update(body)
+        return digest.digest()
+
+    def sealed(self, body: bytes) -> bytes:
+        """Return the message of the next body."""
+        self._number += 1
+        return self._digest(body) + body
+
+    def opened(self, message: bytes) -> bytes:
+        """Return the body of the next message.
+
+        Raises
+        ------
+        DamagedDataError
+            It is not what the other end sealed next: it was forged, cut, repeated or left out.
+        """
+        self._number += 1
+        digest, body = message[:_DIGEST], message[_DIGEST:]
+        if not hmac.compare_digest(digest, self._digest(body)):
+            self._number -= 1
+            raise DamagedDataError(
+                "a message does not come from this run", where=f"message {self._number + 1} of {self._way.decode()}",
+                why="its seal does not fit: it was forged, cut or repeated", fix="Start all processes with one key.",
+            )  # fmt: skip
+        return body

@@ -1,0 +1,314 @@
+"""Workers of another machine, or of another framework: an order is a future, and a transport carries it.
+
+```
+RemoteGroup  submit ->  Remote (Ray, torch.distributed, ...)  ->  RemoteWorker.carry_out  ->  what serves the orders
+             wait for any  <-  (how, body, arrays)  <-
+```
+An order has a turn. Where Ctrl-C came while one was submitted, it is not known whether it went: then it goes again, by
+the same turn, and a worker that has carried it out gives the same answer.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib
+import os
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from rlcli.errors import ArgumentError
+from rlcli.processes.channel import NOTHING, packed
+from rlcli.processes.group import Lost
+from rlcli.processes.line import ANSWER, FAILED, raised, sendable
+from rlcli.processes.messages import joined, parted
+from rlcli.processes.worker import SAY_AFTER
+
+Answer: TypeAlias = tuple[int, bytes, Sequence[np.ndarray]]  # ANSWER or FAILED, and the value: see `messages.joined`
+_LOOK = 0.5  # seconds without an answer after which the workers are looked at
+_LONGER = 10  # times the longest answer so far, after which a worker with a limit counts as hanging
+
+
+class Gone(Exception):
+    """Tell, as the exception of a future, how a worker ended: "exited with code 7"."""
+
+
+class Remote(Protocol):
+    """A transport: how workers are made, and orders get to them. Its methods are called by one thread at a time."""
+
+    def start(self, index: int) -> Any:
+        """Return a new worker, the one of this index or who replaces it: a `RemoteWorker` somewhere."""
+
+    def submit(self, worker: Any, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
+        """Have a worker `carry_out` an order after those before it; its future raises `Gone` where none will come."""
+
+    def carry(self, message: bytes) -> Any:
+        """Return a message as `carried` may hold it in any number of orders; the worker is given the bytes."""
+
+    def kill(self, worker: Any) -> None:
+        """End a worker at once, whatever it does; it may have ended."""
+
+    def close(self) -> None:
+        """End all workers, in bounded time, and what they lived in."""
+
+
+@dataclass(eq=False)
+class _Order:
+    turn: int
+    kind: int
+    body: bytes
+    carried: Mapping[str, Any]
+    about: Any
+    future: Future[Answer] | None = None  # None: it is not known whether it was submitted
+    took: float = 0.0  # seconds until its answer came
+
+    def answered(self, submitted: float, future: object) -> None:
+        self.took = time.monotonic() - submitted
+
+
+class RemoteGroup:
+    """Order workers of a transport as `WorkerGroup` orders processes; with `goes_on` a lost one is only in `failed`.
+
+    `limits`: seconds that one step may take in a worker, or None. A worker that takes so much longer than ten times its
+    longest order of `begin` before is killed, and lost; without a limit, or an order before, `say` is told once.
+    """
+
+    awaited = -1  # the worker whose answer is waited for, or was last
+    _interrupt: Callable[[], object] | None = None
+
+    def __init__(self, remote: Remote, count: int, *, goes_on: bool, say: Callable[[str], object]) -> None:
+        self.remote, self.goes_on, self._say = remote, goes_on, say
+        self.names = [f"worker {index}" for index in range(count)]
+        self.limits: list[float | None] = [None] * count
+        self.failed: dict[int, BaseException] = {}
+        self._owner, self._turn, self._served = os.getpid(), 0, -1
+        self._begun: list[deque[_Order]] = [deque() for _ in range(count)]
+        self._longest: list[float | None] = [None] * count  # seconds of each worker's longest order of `begin`
+        self._quiet = [0.0] * count  # seconds since its last answer, while one is waited for
+        self._looked = time.monotonic()
+        self.close = weakref.finalize(self, _close, remote, self._owner)
+        try:
+            self.workers = [remote.start(index) for index in range(count)]
+        except BaseException:
+            self.close()
+            raise
+
+    def interrupt_by(self, check: Callable[[], object]) -> None:
+        """Call `check` twice a second from now on: what it raises ends the wait."""
+        self._interrupt = check
+
+    # ---- orders ----------------------------------------------------------------------------------------------------
+    def order(
+        self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
+        patience: float | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Submit orders, one body for all or one each, and return the answers; raises Lost, or the first failure."""
+        self._check()
+        chosen = [index for index in (range(len(self.workers)) if only is None else only)]
+        orders: list[_Order | None] = []
+        for i, index in enumerate(chosen):
+            body = bodies if isinstance(bodies, bytes) else bodies[i]
+            orders.append(None if index in self.failed else self._submitted(index, kind, body))
+        answers, failed = [], None
+        for index, order in zip(chosen, orders, strict=True):
+            answer = self._answer(index, order, patience) if order is not None else None
+            if answer is not None and answer[0] == FAILED:
+                failed = failed or (index, raised(answer[1]))
+                if self.goes_on:
+                    self.failed[index] = raised(answer[1])
+                answer = None
+            answers.append(None if answer is None else joined(*answer[1:]))
+        if failed is not None and not self.goes_on:
+            self.awaited = failed[0]
+            raise failed[1]
+        return answers
+
+    def begin(
+        self,
+        index: int,
+        kind: int,
+        body: bytes = NOTHING,
+        *,
+        about: Any = None,
+        carried: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Submit an order for `first`, behind those before it."""
+        self._check()
+        self._submit_begun()
+        self._begun[index].append(_Order(self._next_turn(), kind, body, carried or {}, about))
+        self._submit_begun()
+
+    def begun(self) -> list[list[Any]]:
+        """Return what each worker's orders of `begin` are about that did not come out of `first`."""
+        return [[order.about for order in orders] for orders in self._begun]
+
+    def first(self) -> tuple[int, Any]:
+        """Return the first worker to answer an order of `begin`, in turn, and its answer; raise what it raised."""
+        self._check()
+        self._submit_begun()
+        while True:
+            waiting = {}
+            for index, orders in enumerate(self._begun):
+                if orders and index in self.failed:
+                    self.awaited = index
+                    raise self.failed[index]
+                if orders:
+                    waiting[orders[0].future] = index
+            if not waiting:
+                raise RuntimeError("an answer is expected, but no command was sent")
+            done = sorted(self._wait(waiting), key=lambda index: (index - self._served - 1) % len(self.workers))
+            for index in done:
+                if (answer := self._answer(index, self._begun[index][0])) is None:
+                    continue
+                self._served = index
+                self._longest[index] = max(self._longest[index] or 0.0, self._begun[index].popleft().took)
+                if answer[0] == FAILED:
+                    raise raised(answer[1])
+                return index, joined(*answer[1:])
+
+    def replace(self, index: int) -> None:
+        """Start another worker in the place of one, which is killed; what it was to answer is dropped before."""
+        self._check_open()
+        self._begun[index].clear()
+        self._longest[index], self._quiet[index] = None, 0.0
+        self.remote.kill(self.workers[index])
+        self.workers[index] = self.remote.start(index)
+        self.failed.pop(index, None)
+
+    def alive(self, index: int) -> bool:
+        return self.close.alive and index not in self.failed
+
+    # ---- futures ---------------------------------------------------------------------------------------------------
+    def _submitted(self, index: int, kind: int, body: bytes) -> _Order:
+        self._submit_begun()
+        order = _Order(self._next_turn(), kind, body, {}, None)
+        self._submit(index, order)
+        return order
+
+    def _submit_begun(self) -> None:
+        """Submit what a broken-off call left, before anything else is: turns grow."""
+        for index, orders in enumerate(self._begun):
+            for order in orders:
+                if order.future is None and index not in self.failed:
+                    self._submit(index, order)
+
+    def _submit(self, index: int, order: _Order) -> None:
+        self.awaited = index
+        try:
+            future = self.remote.submit(self.workers[index], order.turn, order.kind, order.body, order.carried)
+            future.add_done_callback(partial(order.answered, time.monotonic()))
+            order.future = future
+        except Gone as gone:
+            self._lose(index, str(gone))
+
+    def _answer(self, index: int, order: _Order, patience: float | None = None) -> Answer | None:
+        """Return the answer to an order; None where the worker is lost and the group goes on."""
+        self.awaited = index
+        while index not in self.failed:
+            try:
+                if self._wait({order.future: index}, patience):
+                    self._quiet[index] = 0.0
+                    return order.future.result()
+            except Gone as gone:
+                self._lose(index, str(gone))
+        return None
+
+    def _wait(self, futures: Mapping[Any, int], patience: float | None = None) -> list[int]:
+        """Wait until one of the futures is done; return whose are, none where a worker was lost instead."""
+        while True:
+            done, _ = concurrent.futures.wait(futures, _LOOK, concurrent.futures.FIRST_COMPLETED)
+            now = time.monotonic()
+            # counted look by look: a time in which this process itself was stopped is not the workers'
+            passed, self._looked = min(now - self._looked, _LOOK), now
+            if done:
+                return [index for future, index in futures.items() if future in done]
+            self._check_open()
+            if self._interrupt is not None:
+                self._interrupt()
+            for index in futures.values():
+                if why := self._too_long(index, passed, patience):
+                    self.remote.kill(self.workers[index])
+                    self._lose(index, why)
+                    return []
+
+    def _too_long(self, index: int, passed: float, patience: float | None) -> str:
+        """Return why a worker that has not answered for so long is to be killed, or ""."""
+        before, limit, longest = self._quiet[index], self.limits[index], self._longest[index]
+        self._quiet[index] = quiet = before + passed
+        if patience is None and limit is not None and longest is not None and self._begun[index]:
+            patience = limit + _LONGER * longest
+        if patience is not None and quiet >= patience:
+            return f"was killed after not answering for {patience:.3g} s"
+        if patience is None and before < SAY_AFTER <= quiet:
+            self._say(
+                f"{self.names[index]} has not answered for {quiet:.0f} s; still waiting (env.step_timeout=SECONDS "
+                "would kill it)"
+            )
+        return ""
+
+    # ---- what is lost ----------------------------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        if os.getpid() != self._owner:
+            raise ArgumentError(
+                "a forked process cannot use the workers of its parent", why="both would read their answers",
+                fix="Make the collector in the process that uses it.",
+            )  # fmt: skip
+        if not self.close.alive:
+            raise Lost(max(self.awaited, 0), "was closed")
+
+    def _check(self) -> None:
+        self._check_open()
+        if self.failed and not self.goes_on:
+            lost: Any = next(iter(self.failed.values()))
+            raise Lost(lost.index, lost.how)
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def _lose(self, index: int, how: str) -> None:
+        self._check_open()
+        lost = self.failed.setdefault(index, Lost(index, how))
+        if not self.goes_on:
+            self.awaited = index
+            raise lost from None
+
+
+def _close(remote: Remote, owner: int) -> None:
+    if os.getpid() == owner:
+        remote.close()
+
+
+class RemoteWorker:
+    """Carry out orders where a transport has put this: `target`, `module:name`, makes what does so.
+
+    Orders are `carry_out(kind, body, carried)` of what `target` makes; the transport calls one after the other.
+    """
+
+    def __init__(self, target: str) -> None:
+        module, _, name = target.partition(":")
+        self._served = getattr(importlib.import_module(module), name)()
+        self._last: tuple[int, Answer | None] = 0, None
+
+    def carry_out(self, turn: int, kind: int, body: bytes, carried: Mapping[str, bytes]) -> Answer:
+        """Return the answer to an order, or again that to the one before it; arrays are valid until the next."""
+        last, answer = self._last
+        if last != turn or answer is None:
+            self._last = turn, None
+            try:
+                answer = ANSWER, *parted(self._served.carry_out(kind, body, carried))
+            except BaseException as error:
+                answer = FAILED, packed((sendable(error), traceback.format_exc())), ()
+            self._last = turn, answer
+        return answer
+
+    def close(self) -> None:
+        self._served.close()
