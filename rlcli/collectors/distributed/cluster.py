@@ -91,8 +91,7 @@ class Cluster:
                 _end(os.getpid(), mark, folder, watcher)
                 raise
         else:
-            _reached(address)
-            self._init(_joined(), config, address=address)
+            self._init(_joined(address), config, address=address)
         self.address: str = self.ray.get_runtime_context().gcs_address
         self.close = weakref.finalize(
             self, _leave, os.getpid(), self._over, None if foreign else self.ray, mark, folder,
@@ -114,7 +113,7 @@ class Cluster:
         with _environment(settings), _handlers_kept(), _silent():
             Config.initialize("")  # it was read when Ray was imported
             AuthenticationTokenLoader.instance().reset_cache()
-            ray_constants.ENABLE_RAY_CLUSTER = not self.started
+            ray_constants.ENABLE_RAY_CLUSTER = _LOOPBACK not in settings
             try:
                 self.ray.init(**usual | dict(config) | given | {"log_to_driver": False, "configure_logging": False})
             except Exception as error:
@@ -122,7 +121,7 @@ class Cluster:
                     self.ray.shutdown()
                 raise ResourceError(
                     "Ray could not start" if self.started else "Ray did not let this process into the cluster",
-                    where=given["address"], why=in_words(error, 300),
+                    where=given["address"], why=in_words(error.__cause__ or error.__context__ or error, 140),
                     fix=None if self.started else "Set RAY_AUTH_TOKEN to its token, and use its version of Ray and Python.",
                 ) from error  # fmt: skip
 
@@ -154,17 +153,13 @@ def _local(mark: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _joined() -> dict[str, str]:
-    has_token = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    return _OUTLIVES_HEAD | ({"RAY_AUTH_MODE": "token"} if has_token else {})
-
-
-def _reached(address: str) -> None:
-    """Refuse an address at which nothing answers: Ray would look for a minute."""
+def _joined(address: str) -> dict[str, str]:
+    """Return the settings for a cluster that is there; refuse an address at which none is: Ray looks for a minute."""
     host, _, port = address.rpartition(":")
     refuse(address == "auto" or not host or not port.isdigit(), f"'{address}' is no address of a Ray cluster",
            why="auto may be another user's" if address == "auto" else None,
            fix="Give host:port, as `ray start --head` shows it.")  # fmt: skip
+    settings = dict(_OUTLIVES_HEAD)
     try:
         socket.create_connection((host, int(port)), _ANSWERS).close()
     except OSError as error:
@@ -172,6 +167,16 @@ def _reached(address: str) -> None:
             f"no Ray cluster answers at {address}", why=in_words(error),
             fix="Start one with `ray start --head`, or leave the address out for a new one on this machine.",
         ) from None  # fmt: skip
+    if host in ("localhost", "127.0.0.1"):  # Ray takes that for the machine's other address
+        from ray.util import get_node_ip_address
+
+        try:
+            socket.create_connection((get_node_ip_address(), int(port)), _ANSWERS).close()
+        except OSError:
+            settings[_LOOPBACK] = "0"
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        settings["RAY_AUTH_MODE"] = "token"
+    return settings
 
 
 @contextlib.contextmanager

@@ -1,127 +1,171 @@
-"""Workers as actors of a Ray cluster.
-
-Ray places them, carries orders, batches and weights, and tells who died. It never restarts one nor repeats an order: an
-order that is carried out twice would step envs twice.
-"""
+"""`RayCollector`: the collectors of `rlcli.collectors.workers`, with workers on a Ray cluster."""
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-
-import rlcli
+from rlcli import arguments
 from rlcli.arguments import refuse
-from rlcli.collectors.distributed.cluster import Cluster
-from rlcli.errors import ArgumentError, ResourceError, in_words
-from rlcli.processes.line import FAILED
-from rlcli.processes.process import become_worker
-from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
+from rlcli.collectors.collector import Collector
+from rlcli.collectors.distributed.cluster import cluster_of
+from rlcli.collectors.distributed.ray_remote import RayRemote
+from rlcli.collectors.options import EACH, FIELDS
+from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
+from rlcli.collectors.workers.each import own_length
+from rlcli.collectors.workers.multi import MultiProcessCollector
+from rlcli.collectors.workers.sync import MultiSyncCollector
+from rlcli.collectors.workers.worker import REMOTE
+from rlcli.errors import ArgumentError
 
-_SHOWN = ("CPU", "GPU", "memory")
-_LOOK = 1.0  # seconds between two looks at a placement group
+_INNER = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
+_LOCAL = {  # options of worker processes, and why they have no meaning for actors
+    "start_method": "Ray starts the workers",
+    "preemptive_threshold": "a worker that steps its envs hears nothing",
+}
 
 
-class RayRemote:
-    """Run workers as actors of a cluster: a `Remote`.
+class RayCollector(MultiProcessCollector):
+    """Collect by workers on a Ray cluster: `MultiSyncCollector` with ``sync=True``, `MultiAsyncCollector` without.
+
+    Batches, seeds and ids are those of the local ones to the bit. A batch is copied once, out of Ray's store, which is
+    empty again then; weights go there once a version. Without an address a cluster on this machine is started, which
+    listens on the loopback interface alone, and ends with the collector.
 
     Parameters
     ----------
-    cluster : Cluster
-        Left when this is closed.
-    target : str
-        ``module:name`` of what serves their orders, see `RemoteWorker`.
-    resources : sequence of mappings
-        What the actors of each bundle ask for, as `ray.remote` takes it: ``{"num_cpus": 1}``.
-    together : int
-        Actors of one bundle, which share a node; bundles are spread over nodes.
+    create_env_fn : env maker, or a sequence of them
+        One a collector.
+    policy, **options
+        As the local collectors take them, but for `start_method` and `preemptive_threshold`.
+    sync : bool
+        Whether a batch is put together from all workers, or each worker's is delivered when it is there.
+    num_collectors : int, optional
+        With a single `create_env_fn`: how many make it.
+    num_workers_per_collector : int
+        Workers of each collector, which share a node; each is an actor, and makes the env of its collector.
+    collector_class : {"single", "sync", "async"} or one of those classes, optional
+        What a collector of several workers is: by default what `sync` says. ``sync=False`` with `MultiSyncCollector`
+        inside is refused.
+    collector_kwargs : mapping, or a sequence of them, optional
+        Further options, the same for all or one mapping a collector.
+    ray_init_config : mapping, optional
+        For `ray.init`; ``{"address": "host:port"}`` joins the cluster there, with its token in `RAY_AUTH_TOKEN`.
+    remote_configs : mapping, or a sequence of them, optional
+        What each worker asks for, as `ray.remote` takes it, the same for all or one mapping a collector; one CPU by
+        default.
+    update_after_each_batch : bool
+        Whether the weights are published after each batch.
+    max_weight_update_interval : int
+        Batches after which they are published at the latest; -1 leaves it to `update_policy_weights_`.
     timeout : float
-        Seconds for the cluster to have room for all of them.
+        Seconds that the cluster has to have room for all workers.
 
     Raises
     ------
+    ArgumentError
+        Options that do not fit together; Ray is not installed; nothing answers at the address.
     ResourceError
-        It has not.
+        Ray refuses to start, or to let this process in, or has no room for the workers.
+    EnvError
+        A worker ended; and whatever an env raises in one.
     """
 
+    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RayCollector:
+        return object.__new__((_RaySync if sync else _RayAsync) if cls is RayCollector else cls)
+
     def __init__(
-        self, cluster: Cluster, target: str, resources: Sequence[Mapping[str, Any]], together: int, timeout: float
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        sync: bool = False,
+        num_collectors: int | None = None,
+        num_workers_per_collector: int = 1,
+        collector_class: Any = None,
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        update_after_each_batch: bool = False,
+        max_weight_update_interval: int = -1,
+        timeout: float = 120.0,
+        **options: Any,
     ) -> None:
-        from ray.util import placement_group, remove_placement_group
+        several = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str)
+        refuse(several and num_collectors not in (None, len(create_env_fn)),
+               f"create_env_fn has {len(create_env_fn) if several else 1} entries, one for each collector",
+               why=f"num_collectors is {num_collectors}")  # fmt: skip
+        makers = [*create_env_fn] if several else [create_env_fn] * arguments.count("num_collectors", num_collectors or 1)  # fmt: skip
+        self._each = arguments.count("num_workers_per_collector", num_workers_per_collector)
+        _check_inner(collector_class, self._each, sync)
+        for name, why in _LOCAL.items():
+            refuse(options.get(name) is not None, f"a RayCollector has no {name}", why=why, fix="Leave it out.")
+        refuse(options.get("weights_swap") == "step", "a RayCollector does not swap weights within a batch",
+               why="they come with the order for the next one", fix='Use weights_swap="rollout".')  # fmt: skip
+        self._resources = of_each("remote_configs", remote_configs or {"num_cpus": 1}, len(makers))
+        self._init_config, self._timeout = ray_init_config, timeout
+        self._interval, self._published = max_weight_update_interval, (0, 0)  # version, and batches until then
+        if update_after_each_batch:
+            options["update_at_each_batch"] = True
+        options |= _further(collector_kwargs, len(makers), self._each)
+        super().__init__([maker for maker in makers for _ in range(self._each)], policy, **options)
 
-        self.cluster, self.target, self.resources, self.together = cluster, target, resources, together
-        self._ray, self._workers = cluster.ray, set[Any]()
-        bundles = [{name: together * amount for name, amount in _amounts(each).items()} for each in resources]
-        self._place = placement_group(bundles, strategy="SPREAD")
-        self._remove = partial(remove_placement_group, self._place)
-        left = timeout
-        while not self._place.wait(min(_LOOK, left)):
-            left -= _LOOK
-            if left <= 0:
-                free = self._ray.available_resources()
-                self._remove()
-                raise ResourceError(
-                    f"the Ray cluster has no room for {len(bundles)} x {_listed(bundles[0])}", where=cluster.address,
-                    why=f"after {timeout:g} s it has {_listed(free)} free",
-                    fix="Use fewer workers, ask for less for each, or add nodes.",
-                )  # fmt: skip
+    def _remote(self, count: int) -> RayRemote:
+        cpus = self._each * sum(each.get("num_cpus", 1) for each in self._resources)
+        return RayRemote(
+            cluster_of(None, cpus, self._init_config), REMOTE, self._resources, self._each, self._timeout
+        )  # fmt: skip
 
-    def start(self, index: int) -> Any:
-        """Start an actor; what is wrong with its node is told by its first answer."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        bundle = index // self.together
-        place = PlacementGroupSchedulingStrategy(self._place, placement_group_bundle_index=bundle)
-        kind = self._ray.remote(max_restarts=0, max_task_retries=0, **self.resources[bundle])(RayWorker)
-        worker = kind.options(scheduling_strategy=place).remote(self.target, versions())
-        self._workers.add(worker)
-        return worker
-
-    def submit(self, worker: Any, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
-        """Have a worker carry out an order; see `Remote.submit`."""
-        answer: Future[Answer] = Future()
-        reference = worker.carry_out.remote(turn, kind, body, [*carried], *carried.values())
-        reference.future().add_done_callback(partial(_come, answer))
-        return answer
-
-    def carry(self, message: bytes) -> Any:
-        """Put a message into the object store, once for all workers; each node fetches it once."""
-        return self._ray.put(np.frombuffer(message, np.uint8))
-
-    def kill(self, worker: Any) -> None:
-        """End an actor at once."""
-        self._workers.discard(worker)
-        self._ray.kill(worker)
-
-    def close(self) -> None:
-        """End all actors, and leave the cluster."""
-        if self._ray.is_initialized():
-            for worker in list(self._workers):
-                self.kill(worker)
-            self._remove()
-        self.cluster.leave()
+    def _before_batch(self) -> None:
+        version, batches = self._published
+        if version != self.policy_version:
+            self._published = self.policy_version, self.batches
+        elif 0 < self._interval <= self.batches - batches:
+            self.update_policy_weights_()
+        super()._before_batch()
 
 
-class RayWorker:
-    """Serve one worker's orders in an actor, on its main thread, where a step that hangs can be interrupted."""
-
-    def __init__(self, target: str, versions_there: dict[str, str]) -> None:
-        become_worker()
-        self.worker, self.refusal = None, b""
-        
-        self.worker = RemoteWorker(target)
-
-    def carry_out(self, turn: int, kind: int, body: bytes, names: list[str], *messages: np.ndarray) -> Answer:
-        carried = {name: message.data for name, message in zip(names, messages, strict=True)}
-        return self.worker.carry_out(turn, kind, body, carried)
+class _RaySync(RayCollector, MultiSyncCollector):
+    pass
 
 
-def versions() -> dict[str, str]:
-    """Return what all workers must have alike."""
-    return {"Python": platform.python_version(), "rlcli": rlcli.__version__, "torch": torch.__version__}
+class _RayAsync(RayCollector, MultiAsyncCollector):
+    pass
+
+
+def _check_inner(kind: Any, workers: int, sync: bool) -> None:
+    """Refuse a class of inner collectors that these workers do not make."""
+    kind = _INNER.get(kind, kind) if isinstance(kind, str) else kind
+    if kind is None:
+        return
+    refuse(kind not in _INNER.values(), f"unknown collector_class {kind!r}", fix=f"Use one of {', '.join(_INNER)}.")
+    refuse(kind is Collector and workers > 1, "a Collector has one worker",
+           why=f"num_workers_per_collector is {workers}", fix="Use MultiSyncCollector or MultiAsyncCollector.")  # fmt: skip
+    refuse(kind is MultiSyncCollector and workers > 1 and not sync,
+           "workers of a MultiSyncCollector wait for each other, and sync=False delivers each by itself",
+           fix="Use sync=True, or a SerialEnv or ParallelEnv in one worker.")  # fmt: skip
+
+
+def of_each(name: str, value: Any, count: int) -> list[dict[str, Any]]:
+    """Return a mapping for each collector."""
+    if isinstance(value, Mapping):
+        return [dict(value)] * count
+    own_length(name, value, count)
+    return [dict(each) for each in value]
+
+
+def _further(given: Any, collectors: int, workers: int) -> dict[str, Any]:
+    """Return the options that `collector_kwargs` adds: where collectors differ, as lists of one for each worker."""
+    if given is None or isinstance(given, Mapping):
+        return dict(given or {})
+    each = of_each("collector_kwargs", given, collectors)
+    further: dict[str, Any] = {}
+    for name in {name: None for one in each for name in one}:
+        values = [one.get(name) for one in each]
+        if all(value is values[0] or value == values[0] for value in values):
+            further[name] = values[0]
+            continue
+        if name not in FIELDS or FIELDS[name].metadata["scope"] != EACH:
+            raise ArgumentError(f"collector_kwargs gives different values of {name}", fix="Give one for all.")
+        further[name] = [value for value in values for _ in range(workers)]
+    return further
