@@ -49,10 +49,10 @@ PATHS = {
     },
     "rlcli.weight_update.weight_sync_schemes": {
         "rlcli.weight_update.receiver": "WeightReceiver",
-        "rlcli.weight_update.schemes": "MultiProcessWeightSyncScheme NoWeightSyncScheme RayWeightSyncScheme "
-        "SharedMemWeightSyncScheme WeightSyncScheme",
+        "rlcli.weight_update.schemes": "DistributedWeightSyncScheme MultiProcessWeightSyncScheme NoWeightSyncScheme "
+        "RayWeightSyncScheme RPCWeightSyncScheme SharedMemWeightSyncScheme WeightSyncScheme",
         "rlcli.weight_update.sender": "WeightSender WeightStrategy",
-        "rlcli.weight_update.transport": "MPTransport TransportBackend",
+        "rlcli.weight_update.transport": "DistributedTransport MPTransport RayTransport RPCTransport TransportBackend",
         "rlcli.weight_update.versions": "SharedVersions=SharedMemTransport",
     },
 }

@@ -14,7 +14,6 @@ import pytest
 import rlcli.collectors.workers.worker
 import rlcli.vec_envs.shard
 from rlcli.collectors import *
-from rlcli.collectors import answers
 from rlcli.data import *
 from rlcli.envs import *
 from rlcli.modules import *
@@ -29,9 +28,7 @@ from tests.forked_programs import end_as
 def impatient(monkeypatch) -> None:
     """Who may hang is looked at more often; workers that do not end are waited for less."""
     monkeypatch.setattr(group, "GRACE", 0.2)
-    monkeypatch.setattr(answers, "EVERY", 0.1)
-    for each in group, worker:
-        monkeypatch.setattr(each, "_LOOK", 0.1)
+    monkeypatch.setattr(group, "LOOK", 0.1)
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -57,7 +58,7 @@ class Independent:
     def __init__(self, recipe: GymRecipe, shares: Sequence[int]) -> None:
         import cloudpickle
 
-        self._group = WorkerGroup([Worker("rlcli.bench.bare_envs:work") for _ in shares])
+        self._group = WorkerGroup(partial(Worker, "rlcli.bench.bare_envs:work"), len(shares))
         body = cloudpickle.dumps(recipe)
         self._group.order(MAKE, [packed((body, lanes, 100 * i)) for i, lanes in enumerate(shares)])
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.build.collector import shares
 from rlcli.build.env import configured, make_single, wants_native
-from rlcli.collectors.answers import answering
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
 from rlcli.processes.process import cores
+from rlcli.processes.watchdog import watching
 from rlcli.runs import random_streams
 from rlcli.vec_envs.make import auto_prefers_native
 
@@ -79,7 +79,7 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
         first = First(made, random_streams.state())
         try:
             made.vec_env.step_timeout = env.step_timeout
-            with answering(made.vec_env):
+            with watching(made.vec_env):
                 wall, cpu = made.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
             processes, line = chosen(env.num, wall, cpu)
             if processes == 1:

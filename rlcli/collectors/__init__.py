@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlcli.collectors.workers.sync import MultiSyncDataCollector as MultiSyncDataCollector
     from rlcli.modules.exploration import RandomPolicy as RandomPolicy
     from rlcli.weight_update.updaters import MultiProcessedWeightUpdater as MultiProcessedWeightUpdater
+    from rlcli.weight_update.updaters import RayWeightUpdater as RayWeightUpdater
     from rlcli.weight_update.updaters import VanillaWeightUpdater as VanillaWeightUpdater
     from rlcli.weight_update.updaters import WeightUpdaterBase as WeightUpdaterBase
 

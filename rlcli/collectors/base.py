@@ -15,9 +15,9 @@ from tensordict import TensorDictBase
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.options import COUNTED, FIELDS, CollectorOptions, counted
-from rlcli.collectors.weights import POLICY
 from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
+from rlcli.weight_update.publisher import POLICY
 
 if TYPE_CHECKING:
     from rlcli.collectors.background import Background
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rlcli.collectors.trajectories import CompleteTrajectories
     from rlcli.collectors.workers.each import WorkerRecord
     from rlcli.processes.group import WorkerGroup
+    from rlcli.weight_update.publisher import Publisher
     from rlcli.weight_update.tensors import Source
     from rlcli.weight_update.updaters import WeightUpdaterBase, WorkerId
 
@@ -87,7 +88,7 @@ class BaseCollector:
     frames: int
     _calls_hooks = True  # in this process
     _options: CollectorOptions
-    _weights: Any  # FollowedWeights, or PublishedWeights where workers act
+    _weights: Publisher
     replay_buffer: Any
     seed: int
     split_trajs: bool

@@ -21,17 +21,18 @@ from tensordict.nn import InteractionType
 from torch import nn
 
 from rlcli import arguments
-from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, place, synchronize
 from rlcli.collectors.options import FIELDS, CollectorOptions, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.weights import FollowedWeights
+from rlcli.collectors.weights import ActingModels
 from rlcli.collectors.wiring import EnvMaker, array_path, make_env, refuse_random_now, wire, with_transforms
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
+from rlcli.processes.watchdog import watching
 from rlcli.vec_envs.bounds import Bounds
+from rlcli.weight_update.publisher import POLICY, Publisher
 
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
@@ -157,7 +158,6 @@ class Collector(BaseCollector):
 
     fast = True
     env: EnvBase
-    _weights: FollowedWeights
 
     def __init__(
         self,
@@ -222,7 +222,8 @@ class Collector(BaseCollector):
         self._raw_reward: np.ndarray | None = None
         self._raw_done: np.ndarray | None = None
         self.update_at_each_batch = s.update_at_each_batch
-        self._weights = FollowedWeights(s.weights_swap)
+        self._models = ActingModels(s.weights_swap)
+        self._weights = Publisher(self._models)
         self._trained = self._acting = policy = s.make_policy()  # what acts may become a copy of what was given
 
         with contextlib.ExitStack() as undo:
@@ -256,7 +257,7 @@ class Collector(BaseCollector):
             self.env, self._path, self._acting, self.placement, self._options,
             mode=self.next_obs, delta=self.delta, random_frames=self.init_random_frames,
         )  # fmt: skip
-        self._weights.connect(self._trained, wired.own)
+        self._models.connect(POLICY, self._trained, wired.own)
         self._acting, self.policy = wired.own, wired.policy
         self.is_copy = wired.own is not self._trained
         if self._made is not None:
@@ -274,7 +275,7 @@ class Collector(BaseCollector):
 
         seed = self._options.process_seed(self.seed)
         stream = TorchStream(seed, self.placement.policy, shared=lambda: self.background.mine)
-        adopting = self._weights.adopting if self.weights_swap == "step" else None
+        adopting = self._models.adopting if self.weights_swap == "step" else None
         return Rollout(
             self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting, pool=pool
         )  # fmt: skip
@@ -341,15 +342,15 @@ class Collector(BaseCollector):
         self.look(left)
         if left and not self._options.init_random_frames:
             refuse_random_now(self.env, self.vec_env, self._wired.actor)
-        self._weights.begin()
+        self._models.begin()
         try:
             filled = self._engine.collect(steps, min(steps, steps_of(left, self.vec_env.n)), timed)
         finally:
-            self._weights.end()
+            self._models.end()
         columns, self._raw_reward = filled.columns, filled.raw_reward
         done = self._flag_last_step(columns)
         if POLICY_VERSION in columns:
-            columns[POLICY_VERSION][:] = self._weights.versions(*columns[POLICY_VERSION].shape)
+            columns[POLICY_VERSION][:] = self._models.versions(*columns[POLICY_VERSION].shape)
         self.frames += math.prod(filled.shape)
         return dataclasses.replace(filled, done=done)
 
@@ -473,7 +474,7 @@ class Collector(BaseCollector):
         if not longest:
             return False
         self._begin_episodes()
-        with answering(self.vec_env):
+        with watching(self.vec_env):
             replayable = self.vec_env.is_replayable()
         if not replayable:
             return False
@@ -507,14 +508,14 @@ class Collector(BaseCollector):
             else:
                 self.is_copy = True
                 self._wired.actor.act_with(self.policy)
-                self._weights.connect(given, self._acting)
-        self._weights.apart = True
+                self._models.connect(POLICY, given, self._acting)
+        self._models.apart = True
 
     # ---- weights, seeds, end -----------------------------------------------------------------------------------
     @property
     def weights_swap(self) -> str:
         """Where weights that are published while a batch is collected begin to act: "rollout" or "step"."""
-        return self._weights.swap
+        return self._models.swap
 
     def register_model(self, name: str, module: nn.Module, used: nn.Module | str | None = None) -> None:
         """Keep a further model in step: `update_policy_weights_` copies `module`'s weights into `used` as well.
@@ -542,8 +543,8 @@ class Collector(BaseCollector):
         ArgumentError
             There is nothing, or no module.
         """
-        if self._weights.knows(path):
-            value = self._weights.acts(path)
+        if path in self._models.used:
+            value = self._models.used[path]
             return value if isinstance(value, nn.Module) else nn.Module()
         try:
             value = operator.attrgetter(path)(self)
@@ -559,7 +560,7 @@ class Collector(BaseCollector):
 
     def follow(self, receiver: ModelsReceiver) -> None:
         """Take weights over from another process, where those of a publication would be."""
-        self._weights.follow(receiver)
+        self._models.follow(receiver)
 
     def _begin_episodes(self) -> None:
         if self._made is not None:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from rlcli.collectors.actors.rows import BoundActor
-from rlcli.collectors.answers import answering
 from rlcli.collectors.batch import (
     BatchPool,
     BoundedRows,
@@ -44,6 +43,7 @@ from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called
 from rlcli.keys import RAW, REWARD, TRAJ_IDS, Key, as_tuple, show, spell
+from rlcli.processes.watchdog import watching
 from rlcli.specs.field import BATCH, NONE, ROW, Field, Fields
 from rlcli.transforms import RowOp, by_name
 from rlcli.vec_envs.building import same_dtype
@@ -195,7 +195,7 @@ class Rollout:
             transform.load_state_dict(saved[name])
         self.stream.load_state_dict(state["torch"])
         self.vec_env.bounds.load_state_dict(state["bounds"])
-        with self._limited(), answering(self.vec_env), self.drawing():
+        with self._limited(), watching(self.vec_env), self.drawing():
             if self.begun:
                 return self._reopen(state, replay)
             if "lanes" in state:  # all begin new episodes: for their seeds, it counts how many there were
@@ -227,7 +227,7 @@ class Rollout:
     def collect(self, steps: int, random_steps: int = 0, timed: bool = False) -> Filled:
         """Run `steps` steps, the first `random_steps` of them with random actions."""
         drawing = self.drawing(random_steps)
-        with self._limited(), same_dtype(f"env {self.vec_env.name}"), answering(self.vec_env), drawing:
+        with self._limited(), same_dtype(f"env {self.vec_env.name}"), watching(self.vec_env), drawing:
             return self._collect(steps, random_steps, timed)
 
     def drawing(self, random_steps: int = 0) -> contextlib.AbstractContextManager[None]:

@@ -25,9 +25,10 @@ from rlcli.envs.serial import BatchedEnv, Stacked, brief, differing, made, one_e
 from rlcli.errors import ArgumentError, EnvError, in_words
 from rlcli.keys import Key
 from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.group import Lost, WorkerGroup
+from rlcli.processes.group import WorkerGroup
 from rlcli.processes.line import Line, serve
 from rlcli.processes.process import seed_streams
+from rlcli.processes.replacing import Lost, Owner
 from rlcli.processes.worker import USUAL_METHOD, Worker
 from rlcli.vec_envs.bounds import strictest
 from rlcli.vec_envs.episodes import episode_seed
@@ -203,7 +204,7 @@ CALL = 1
 Plain = dict[Key, np.ndarray | Tensor]
 
 
-class Apart(Stacked):
+class Apart(Stacked, Owner):
     """Deal N single envs out over worker processes, by pickled `makers`; `envs` holds a closed `example` alone."""
 
     fast = True
@@ -229,13 +230,9 @@ class Apart(Stacked):
                 fix="Leave it out, or put the transforms outside: TransformedEnv(ParallelEnv(n, make_env), transform).",
             )  # fmt: skip
         self.parts, _ = shared_out(len(makers), workers, per_worker, False, on_worker_error)
-        started: list[Worker] = []
-        try:
-            for _ in self.parts:
-                started.append(Worker(TARGET, start_method=start_method, preload=[__name__]))
-        finally:
-            self.group = WorkerGroup(started)
         self.step_timeout: float | None = None
+        start = partial(Worker, TARGET, start_method=start_method, preload=[__name__])
+        self.group = WorkerGroup(start, len(self.parts), owner=self)
         try:
             parents, orders = told(), [makers[part.start : part.stop] for part in self.parts]
             answers = self._each(
@@ -255,18 +252,21 @@ class Apart(Stacked):
     def _each(self, name: str, arguments: Mapping[int, Any] | Sequence[Any]) -> list[Any]:
         """Call a method of each worker, or of some; return the results."""
         given = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
-        try:
-            bodies = [packed((name, args)) for args in given.values()]
-            return self.group.order(CALL, bodies, only=[*given], patience=self.step_timeout)
-        except Lost as lost:
-            if not self.group.close.alive:
-                raise ArgumentError("the env is closed", where="ParallelEnv", fix="Make a new one.") from None
-            part = self.parts[lost.index]
-            raise EnvError(
-                f"a worker process {lost.how}" if lost.late is None else f"no answer for {lost.late:g} s",
-                where=f"ParallelEnv, envs {part.start} to {part.stop - 1}", why="its envs were lost",
-                fix="Debug them in one process: SerialEnv.",
-            ) from None  # fmt: skip
+        bodies = [packed((name, args)) for args in given.values()]
+        return self.group.call(lambda owner, _: owner.group.order(CALL, bodies, only=[*given]))
+
+    def limit(self, index: int) -> float | None:
+        return self.step_timeout
+
+    def refusal(self, lost: Lost) -> Exception:
+        if not self.group.is_open:
+            return ArgumentError("the env is closed", where="ParallelEnv", fix="Make a new one.")
+        part = self.parts[lost.index]
+        return EnvError(
+            f"a worker process {lost.how}" if lost.late is None else f"no answer for {lost.late:g} s",
+            where=f"ParallelEnv, envs {part.start} to {part.stop - 1}", why="its envs were lost",
+            fix="Debug them in one process: SerialEnv.",
+        )  # fmt: skip
 
     def _called(self, name: str, given: Mapping[int, Any]) -> list[TensorDictBase]:
         """Call a method of these envs, with an argument each; return what they show."""

@@ -71,7 +71,6 @@ class TensorDictVecEnv(VecEnv):
             self.bounds, self.checks_bounds = base.bounds, True
         if below is not None:
             self.resets_running_lanes, self.step_timeout = below.resets_running_lanes, below.step_timeout
-            self.ends_what_hangs = below.ends_what_hangs
             self.bounds, self.checks_bounds = below.bounds, True
         self.run_seed = base.seeded_with
         self._env_seed: int | None = None  # until the env was given it
@@ -83,6 +82,9 @@ class TensorDictVecEnv(VecEnv):
         self._undecided = set(self._states)
         self._flags: dict[str, torch.Tensor] = {}  # of the root
         self._shown: TensorDictBase | None = None  # by the first reset, until an episode begins with it
+
+    def moved(self) -> Any:
+        return super().moved(), self.below and self.below.moved()
 
     def act_by(self, actor: Acting) -> None:
         self._acting = actor
@@ -202,7 +204,7 @@ class TensorDictVecEnv(VecEnv):
 
     def _call(self, name: str, *arguments) -> Any:
         """Return what the env's method returned, `next` of `step`; name env, step and seed in what it raises."""
-        lane = None if self.env.batch_size else 0
+        lane, self.during = None if self.env.batch_size else 0, name
         each_step = [norm.refresh_each_step for norm in self._norms]
         for norm in self._norms:
             norm.refresh_each_step = False

@@ -15,7 +15,7 @@ import pickle
 import socket
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlcli.processes.process import room_for
@@ -35,8 +35,8 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
-        # a frame: kind, turn, its bytes, a descriptor to go behind them, and how many bytes each call has sent
-        self._out: tuple[int, int, tuple[bytes, ...], int | None, list[int]] = 0, 0, (), None, []
+        # a frame: kind, turn, its bytes, descriptors to go behind them, and how many bytes each call has sent
+        self._out: tuple[int, int, tuple[bytes, ...], Sequence[int], list[int]] = 0, 0, (), (), []
         # the highest turn of a frame that came in whole; of the head and the body of one that is coming in, what came
         self._in: tuple[int, list[bytes], list[bytes]] = 0, [], []
 
@@ -64,19 +64,19 @@ class Channel:
         turn: int = 0,
         body: bytes = NOTHING,
         *,
-        fd: int | None = None,
+        fds: Sequence[int] = (),
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        """Send a frame, then `fd`; each `give_up_after` calls `meanwhile`, which may raise and leave half."""
+        """Send a frame, then descriptors; each `give_up_after` calls `meanwhile`, which may raise and leave half."""
         if self._out[2]:
             self.finish(meanwhile)
         head = _HEAD.pack(kind, turn, len(body))
-        self._out = kind, turn, (head + body,) if len(body) < _LONG else (head, body), fd, []
+        self._out = kind, turn, (head + body,) if len(body) < _LONG else (head, body), fds, []
         self.finish(meanwhile)
 
     def finish(self, meanwhile: Callable[[], object] | None = None) -> None:
         """Send what is left of a frame that was broken off; see `send`."""
-        kind, turn, parts, fd, sent = self._out
+        kind, turn, parts, fds, sent = self._out
         come, begin = sum(sent), 0
         for part in parts:
             while come < begin + len(part):
@@ -84,10 +84,12 @@ class Channel:
                 self._patiently(lambda rest=rest: sent.extend(map(self.end.send, (rest,))), meanwhile)  # type: ignore[misc]
                 come += sent[-1]
             begin += len(part)
-        if fd is not None and come == begin:
+        for fd in fds[come - begin :]:
             with_it = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
-            self._patiently(lambda: sent.extend(map(self.end.sendmsg, ([b"f"],), (with_it,))), meanwhile)
-        self._out = kind, turn, (), None, sent
+            self._patiently(
+                lambda with_it=with_it: sent.extend(map(self.end.sendmsg, ([b"f"],), (with_it,))), meanwhile
+            )  # type: ignore[misc]
+        self._out = kind, turn, (), (), sent
 
     def _patiently(self, call: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> None:
         while True:

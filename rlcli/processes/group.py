@@ -14,41 +14,40 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, RlcliError, in_words
+from rlcli.errors import ArgumentError, RlcliError
+from rlcli.processes import watchdog
 from rlcli.processes.channel import NOTHING, Closed, unpacked
 from rlcli.processes.line import ANSWER, FAILED, Line, may_spin, raised
+from rlcli.processes.replacing import Lost, Owner, ReplacingGroup
+from rlcli.processes.watchdog import LOOK, Watchdog
 from rlcli.processes.worker import Worker, end
 
-_LOOK = 0.5  # seconds without an answer after which the workers are looked at
 GRACE = 2.0  # seconds for the workers to end in
+_NOBODY = Owner()
 
 
-class Lost(Exception):
-    """Report how a worker that was to answer ended; `late`: seconds after which it was killed for that."""
-
-    def __init__(self, index: int, how: str, late: float | None = None) -> None:
-        super().__init__(how)
-        self.index, self.how, self.late = index, how, late
-
-
-class WorkerGroup:
-    """Order several workers, ended by `close`; with `goes_on` a lost one is only in `failed` until it is replaced.
-
-    `watch(index)` is asked twice a second of each worker that is waited for: why it is to be killed, or "".
-    `patience` of a call: the seconds that each worker has for an answer; who takes longer is killed, and lost.
-    """
+class WorkerGroup(ReplacingGroup):
+    """Order `count` workers of this machine, each made by `start`, ended by `close`; attachments are descriptors."""
 
     awaited = -1  # the worker whose answer is waited for, or was last
     is_copy = False  # in a fork of the process whose workers they are
-    progress: np.ndarray | None = None  # shared, one number a worker: where it changes, its patience begins anew
+    looks = 0  # at workers that are waited for
     _interrupt: Callable[[], object] | None = None
 
     def __init__(
-        self, workers: Sequence[Worker], *, goes_on: bool = False, watch: Callable[[int], str] = lambda index: ""
+        self, start: Callable[[], Worker], count: int, *, owner: Owner = _NOBODY, on_error: str = "raise"
     ) -> None:
-        self.workers, self.goes_on, self._watch = list(workers), goes_on, watch
+        super().__init__(owner, on_error)
+        self._start, self.workers = start, list[Worker]()
+        self.close = weakref.finalize(self, _end, self.workers, os.getpid())
+        try:
+            for _ in range(count):
+                self.workers.append(start())
+        except BaseException:
+            self.close()
+            raise
         self.lines = [Line(worker.channel) for worker in self.workers]
-        self.failed: dict[int, BaseException] = {}
+        self._watchdogs = [Watchdog() for _ in self.workers]
         self.user, self.has_lines = threading.get_ident(), False  # the thread that gives orders
         self._turn = 0
         self._asked: Sequence[int] = ()
@@ -59,10 +58,16 @@ class WorkerGroup:
         self._served = -1  # whose answer `first` gave last
         self._looked = 0.0
         for worker in self.workers:
-            worker.channel.give_up_after(_LOOK)
-        self.close = weakref.finalize(self, _end, self.workers, os.getpid())
+            worker.channel.give_up_after(LOOK)
         _groups.add(self)
         _share_cores()
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @property
+    def is_open(self) -> bool:
+        return self.close.alive
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
         """Call `check` twice a second from now on: what it raises ends the wait."""
@@ -77,18 +82,18 @@ class WorkerGroup:
 
     def order(
         self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
-        fd: int | None = None, patience: float | None = None,
+        attachments: Sequence[int] = (),
     ) -> list[Any]:  # fmt: skip
         """Send orders, one body for all or one each, and return the answers; raises Lost, or the first failure."""
-        self.send(kind, bodies, only=only, fd=fd, patience=patience)
-        return self.answers(patience)
+        self.send(kind, bodies, only=only, attachments=attachments)
+        return self.answers()
 
     def send(
         self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
-        fd: int | None = None, patience: float | None = None,
+        attachments: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """Send orders: what this process does before it asks for the `answers`, all do at once."""
-        self.settle(patience)
+        self.settle()
         if any(self._begun):
             self.begun()
         if self.user != (user := threading.get_ident()):
@@ -102,15 +107,15 @@ class WorkerGroup:
             self.awaited = index
             body = bodies if isinstance(bodies, bytes) else bodies[i]
             try:
-                self.lines[index].send(kind, turn, body, fd=fd, meanwhile=partial(self._look_at, index))
+                self.lines[index].send(kind, turn, body, fds=attachments, meanwhile=partial(self._stalls, index))
             except (Closed, RlcliError) as error:
                 self._fail(error)
         self._asked = chosen
 
-    def answers(self, patience: float | None = None) -> list[Any]:
+    def answers(self) -> list[Any]:
         bodies, failed = [], None
         for index in self._asked:
-            how, body = self.wait(index, self._turn, patience)
+            how, body = self.wait(index, self._turn)
             if how == FAILED:
                 if self.goes_on:
                     self.failed[index], body = raised(body), NOTHING
@@ -122,7 +127,7 @@ class WorkerGroup:
             raise raised(failed)
         return [unpacked(body) for body in bodies]
 
-    def settle(self, patience: float | None = None) -> None:
+    def settle(self) -> None:
         """Wait for orders whose answers nobody asked for: their memory must not be written before."""
         self._check()
         if self._settled:
@@ -132,15 +137,17 @@ class WorkerGroup:
                 continue
             self.awaited = index
             try:
-                turn = line.owed(partial(self._look_at, index))
+                turn = line.owed(partial(self._stalls, index))
             except (Closed, RlcliError) as error:
                 self._fail(error)
                 continue
             if turn:
-                self.wait(index, turn, patience)
+                self.wait(index, turn)
         self._settled = True
 
-    def begin(self, index: int, kind: int, body: bytes = NOTHING, *, about: Any = None, fd: int | None = None) -> None:
+    def begin(
+        self, index: int, kind: int, body: bytes = NOTHING, *, about: Any = None, attachments: Sequence[int] = ()
+    ) -> None:
         """Queue an order in a worker's channel (no line), for `first`; broken off, `begun` tells if it was sent."""
         self._check()
         self.begun()
@@ -148,7 +155,8 @@ class WorkerGroup:
         self._begun[index].append((turn, about))
         if index not in self.failed:
             try:
-                self.workers[index].channel.send(kind, turn, body, fd=fd, meanwhile=partial(self._look_at, index))
+                channel, meanwhile = self.workers[index].channel, partial(self._stalls, index)
+                channel.send(kind, turn, body, fds=attachments, meanwhile=meanwhile)
             except Closed:
                 self._lose(index)
 
@@ -183,7 +191,7 @@ class WorkerGroup:
         for index, turns in enumerate(self._begun):
             if turns and index not in self.failed:
                 try:
-                    self.workers[index].channel.finish(partial(self._look_at, index))
+                    self.workers[index].channel.finish(partial(self._stalls, index))
                 except Closed:
                     self._lose(index)
         asked = {self.workers[i].channel.end.fileno(): i for i, turns in enumerate(self._begun) if turns}
@@ -195,8 +203,8 @@ class WorkerGroup:
             if self._interrupt is not None:
                 self._interrupt()
             whole = [fd for fd, index in asked.items() if self.workers[index].channel.whole]  # taking it was broken off
-            ready = whole or [fd for fd, _ in poll.poll(1000 * _LOOK)]
-            self._look_again(index for fd, index in asked.items() if fd not in ready)
+            ready = whole or [fd for fd, _ in poll.poll(1000 * LOOK)]
+            self._look_again((index for fd, index in asked.items() if fd not in ready), self._stalls)
             for index in asked.values():
                 if index in self.failed:
                     self.awaited = index
@@ -215,18 +223,16 @@ class WorkerGroup:
                     _, about = self._begun[index].popleft()
                     return index, about, how, body
 
-    def replace(self, index: int, worker: Worker) -> None:
-        """Put another worker in the place of one, which is killed; what it was to answer is dropped."""
+    def _start_another(self, index: int) -> None:
         self._check_open()
-        old = self.workers[index]
+        old, worker = self.workers[index], self._start()
         old.channel.close()
         old.kill()
         old.exit_code(GRACE)  # it writes to no memory any more
-        worker.channel.give_up_after(_LOOK)
-        self.workers[index], self.lines[index] = worker, Line(worker.channel)
+        worker.channel.give_up_after(LOOK)
+        self.workers[index], self.lines[index], self._watchdogs[index] = worker, Line(worker.channel), Watchdog()
         self._begun[index].clear()
         self._early = deque(each for each in self._early if each[0] != index)
-        self.failed.pop(index, None)
 
     def _check_open(self) -> None:
         if self.is_copy:
@@ -247,23 +253,16 @@ class WorkerGroup:
         self._turn += 1
         return self._turn
 
-    def wait(self, index: int, turn: int, patience: float | None = None) -> tuple[int, bytes]:
+    def wait(self, index: int, turn: int) -> tuple[int, bytes]:
         """Return a worker's answer to the order of this turn; nothing where it is lost and the group goes on."""
-        line, waited, then, come = self.lines[index], 0.0, time.monotonic(), self._progress_of(index)
+        line = self.lines[index]
         while index not in self.failed:
             self.awaited = index
             try:
                 kind, of, body = line.receive()
             except BlockingIOError:
-                self._look_again(range(len(self.workers)))
-                # counted look by look: a time in which this process itself was stopped is not the worker's
-                now = time.monotonic()
-                waited, then = waited + min(now - then, _LOOK), now
-                if come != (come := self._progress_of(index)):
-                    waited = 0.0
-                if patience is not None and waited >= patience and index not in self.failed:
-                    self.workers[index].kill()
-                    self._lose(index, f"was killed after not answering for {patience:g} s", patience)
+                self._look_again(range(len(self.workers)), self._look_at)
+                self._watch(index)
                 continue
             except (Closed, RlcliError) as error:
                 self._fail(error)
@@ -275,27 +274,39 @@ class WorkerGroup:
                 self._early.append((index, about, kind, body))
         return ANSWER, NOTHING
 
-    def _progress_of(self, index: int) -> int:
-        return 0 if self.progress is None else int(self.progress[index])
-
-    def _look_again(self, waited_for: Iterable[int]) -> None:
-        """Look at these workers every `_LOOK` seconds."""
-        if time.monotonic() - self._looked >= _LOOK:
+    def _look_again(self, waited_for: Iterable[int], look: Callable[[int], None]) -> None:
+        """Look at these workers every `LOOK` seconds."""
+        if time.monotonic() - self._looked >= LOOK:
             self._looked = time.monotonic()
             if self._interrupt is not None:
                 self._interrupt()
             for index in waited_for:
-                self._look_at(index)
+                look(index)
 
     def _look_at(self, index: int) -> None:
-        """Lose a worker that has ended, whoever holds its channel open, or that is to be killed."""
+        """Lose a worker that has ended, whoever holds its channel open."""
+        if index not in self.failed and self.workers[index].exit_code() is not None:
+            self._lose(index)
+
+    def _stalls(self, index: int) -> None:
+        """Lose a worker that owes an answer and has ended, or stands still."""
+        self._look_at(index)
+        self._watch(index)
+
+    def _watch(self, index: int) -> None:
+        """Kill and lose a worker that owes an answer and has stood still for its limit."""
         if index in self.failed:
             return
-        if self.workers[index].exit_code() is not None:
-            self._lose(index)
-        elif why := self._watch(index):
+        owner, limit, dog = self._owner, self.limit(index), self._watchdogs[index]
+        building = self.preparing == index
+        self.looks += 1
+        quiet = dog.look(self._turn if building else owner.progress(index, self._turn))
+        if limit is not None and quiet >= limit:
             self.workers[index].kill()
-            self._lose(index, why)
+            how = Owner.standing_still if building else owner.standing_still
+            self._lose(index, f"was killed after {how} for {limit:g} s", limit)
+        elif limit is None and not building and dog.passes(watchdog.SAY_AFTER):
+            owner.stands_still(index, quiet)
 
     def _fail(self, error: Closed | RlcliError) -> None:
         if isinstance(error, Closed):
@@ -340,41 +351,3 @@ def _end(workers: list[Worker], owner: int) -> None:
     if os.getpid() == owner:  # else this is a fork of it, which has copies of all this
         end(workers, GRACE)
         _share_cores()
-
-
-# ---- replaced: a few times now and then, not for ever ----------------------------------------------------------------
-POLICIES = ("raise", "restart")  # what becomes of a worker that ends, hangs, or whose env raises
-NOT_REPLACED = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
-BUILDING = 60.0  # seconds at least; see `time_to_build`
-RESTARTS, WINDOW = 5, 60.0  # each so many times in so many seconds, or with nothing collected: it would go on for ever
-
-
-def time_to_build(step_timeout: float | None) -> float | None:
-    """Return the seconds that a new worker has to make its envs in, where there is a limit on steps."""
-    return None if step_timeout is None else max(BUILDING, step_timeout)
-
-
-class Restarts:
-    """Count replacements of each worker: what ends all of them (a killed fork server) is one event for each."""
-
-    def __init__(self) -> None:
-        self._times: dict[int, list[tuple[float, int]]] = {}
-        self._first_causes: dict[int, str] = {}
-
-    def another(self, name: str, worker: int, who: str, cause: BaseException, *, collected: int, fix: str) -> str:
-        """Count a replacement; return what became of the worker, or raise EnvError for one time too many."""
-        lost = isinstance(cause, Lost)
-        sentence = f"{who} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"
-        now = time.monotonic()
-        before = self._times.get(worker, [])
-        times = [*((then, had) for then, had in before if now - then < WINDOW or had == collected), (now, collected)]
-        self._times[worker] = times
-        if len(times) == 1:
-            self._first_causes[worker] = sentence
-        if len(times) > RESTARTS:
-            raise EnvError(
-                f"a worker was restarted more than {RESTARTS} times "
-                + (f"in {WINDOW:.0f} s" if now - times[0][0] < WINDOW else "without a result"), where=name,
-                why=f"the first time: {self._first_causes[worker]}", fix=fix,
-            ) from (None if lost else cause)  # fmt: skip
-        return sentence

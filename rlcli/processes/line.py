@@ -17,7 +17,7 @@ import os
 import platform
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,14 +81,14 @@ class Line:
         turn: int,
         body: bytes = NOTHING,
         *,
-        fd: int | None = None,
+        fds: Sequence[int] = (),
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Send one frame; turns grow, and begin with 1. See `Channel.send`."""
         if self._cells is None:
-            self.channel.send(kind, turn, body, fd=fd, meanwhile=meanwhile)
-        elif body or fd is not None:
-            self.channel.send(kind, turn, body, fd=fd, meanwhile=meanwhile)
+            self.channel.send(kind, turn, body, fds=fds, meanwhile=meanwhile)
+        elif body or fds:
+            self.channel.send(kind, turn, body, fds=fds, meanwhile=meanwhile)
             self._tell(kind | _FRAME, turn)
         else:
             self._tell(kind, turn)

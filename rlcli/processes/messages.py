@@ -7,6 +7,7 @@ Whoever reads from a connection that others can reach opens a body by its `Seal`
 from __future__ import annotations
 
 import hmac
+import importlib
 import io
 import pickle
 import struct
@@ -61,13 +62,11 @@ class _Pickler(pickle.Pickler):
 
 def _tensor(array: np.ndarray) -> Any:
     """Return a tensor on an array's memory; on a copy where that is read only, which torch would not heed."""
-    import torch
-
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return importlib.import_module("torch").from_numpy(array if array.flags.writeable else array.copy())
 
 
 class Seal:
-    """Seal the bodies that go one way under a key, or open those that come: each once, in the order of sealing.
+    """Seal the numbered bodies that go one way under a key, or open those that come.
 
     Parameters
     ----------
@@ -78,32 +77,27 @@ class Seal:
     """
 
     def __init__(self, key: bytes, way: bytes) -> None:
-        self._key, self._way, self._number = key, way, 0
+        self._key, self._way, self._last = key, way, 0
 
-    def _digest(self, body: bytes) -> bytes:
-        digest = blake2b(_NUMBER.pack(self._number), key=self._key, person=self._way, digest_size=_DIGEST)
-        digest.update(body)
-        return digest.digest()
+    def sealed(self, number: int, body: bytes) -> bytes:
+        """Return the message of a body, to be sent with its number: numbers grow, and say when the same goes again."""
+        seal = blake2b(_NUMBER.pack(number), key=self._key, person=self._way, digest_size=_DIGEST)
+        seal.update(body)
+        return seal.digest() + body
 
-    def sealed(self, body: bytes) -> bytes:
-        """Return the message of the next body."""
-        self._number += 1
-        return self._digest(body) + body
-
-    def opened(self, message: bytes) -> bytes:
-        """Return the body of the next message.
+    def opened(self, number: int, message: bytes) -> bytes:
+        """Return the body of a message that came with this number.
 
         Raises
         ------
         DamagedDataError
-            It is not what the other end sealed next: it was forged, cut, repeated or left out.
+            It was forged or cut, or is older than what came before.
         """
-        self._number += 1
-        digest, body = message[:_DIGEST], message[_DIGEST:]
-        if not hmac.compare_digest(digest, self._digest(body)):
-            self._number -= 1
+        body = message[_DIGEST:]
+        if number < self._last or not hmac.compare_digest(message, self.sealed(number, body)):
             raise DamagedDataError(
-                "a message does not come from this run", where=f"message {self._number + 1} of {self._way.decode()}",
+                "a message does not come from this run", where=f"message {number} of {self._way.decode()}",
                 why="its seal does not fit: it was forged, cut or repeated", fix="Start all processes with one key.",
             )  # fmt: skip
+        self._last = number
         return body

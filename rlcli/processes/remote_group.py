@@ -27,13 +27,12 @@ import numpy as np
 
 from rlcli.errors import ArgumentError
 from rlcli.processes.channel import NOTHING, packed
-from rlcli.processes.group import Lost
 from rlcli.processes.line import ANSWER, FAILED, raised, sendable
 from rlcli.processes.messages import joined, parted
-from rlcli.processes.worker import SAY_AFTER
+from rlcli.processes.replacing import Lost, Owner, ReplacingGroup
+from rlcli.processes.watchdog import LOOK, SAY_AFTER, Watchdog
 
 Answer: TypeAlias = tuple[int, bytes, Sequence[np.ndarray]]  # ANSWER or FAILED, and the value: see `messages.joined`
-_LOOK = 0.5  # seconds without an answer after which the workers are looked at
 _LONGER = 10  # times the longest answer so far, after which a worker with a limit counts as hanging
 
 
@@ -74,32 +73,39 @@ class _Order:
         self.took = time.monotonic() - submitted
 
 
-class RemoteGroup:
-    """Order workers of a transport as `WorkerGroup` orders processes; with `goes_on` a lost one is only in `failed`.
+class RemoteGroup(ReplacingGroup):
+    """Order workers of a transport as `WorkerGroup` orders processes: its orders are futures.
 
-    `limits`: seconds that one step may take in a worker, or None. A worker that takes so much longer than ten times its
-    longest order of `begin` before is killed, and lost; without a limit, or an order before, `say` is told once.
+    A worker that takes ten times as long as for its longest order of `begin` so far, and its `limit` more, is killed.
     """
 
     awaited = -1  # the worker whose answer is waited for, or was last
     _interrupt: Callable[[], object] | None = None
 
-    def __init__(self, remote: Remote, count: int, *, goes_on: bool, say: Callable[[str], object]) -> None:
-        self.remote, self.goes_on, self._say = remote, goes_on, say
-        self.names = [f"worker {index}" for index in range(count)]
-        self.limits: list[float | None] = [None] * count
-        self.failed: dict[int, BaseException] = {}
-        self._owner, self._turn, self._served = os.getpid(), 0, -1
+    def __init__(self, remote: Remote, count: int, *, owner: Owner, on_error: str = "raise") -> None:
+        super().__init__(owner, on_error)
+        self.remote, self._pid, self._turn, self._served = remote, os.getpid(), 0, -1
         self._begun: list[deque[_Order]] = [deque() for _ in range(count)]
         self._longest: list[float | None] = [None] * count  # seconds of each worker's longest order of `begin`
-        self._quiet = [0.0] * count  # seconds since its last answer, while one is waited for
-        self._looked = time.monotonic()
-        self.close = weakref.finalize(self, _close, remote, self._owner)
+        self._watchdogs = [Watchdog() for _ in range(count)]
+        self._answers = [0] * count
+        self.close = weakref.finalize(self, _close, remote, self._pid)
         try:
             self.workers = [remote.start(index) for index in range(count)]
         except BaseException:
             self.close()
             raise
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    @property
+    def is_open(self) -> bool:
+        return self.close.alive
+
+    def alive(self, index: int) -> bool:
+        """Say whether a worker is not known to have ended."""
+        return self.is_open and not isinstance(self.failed.get(index), Lost)
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
         """Call `check` twice a second from now on: what it raises ends the wait."""
@@ -108,18 +114,19 @@ class RemoteGroup:
     # ---- orders ----------------------------------------------------------------------------------------------------
     def order(
         self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
-        patience: float | None = None,
+        attachments: Sequence[Any] = (),
     ) -> list[Any]:  # fmt: skip
         """Submit orders, one body for all or one each, and return the answers; raises Lost, or the first failure."""
+        assert not attachments
         self._check()
-        chosen = [index for index in (range(len(self.workers)) if only is None else only)]
+        chosen = range(len(self)) if only is None else only
         orders: list[_Order | None] = []
         for i, index in enumerate(chosen):
             body = bodies if isinstance(bodies, bytes) else bodies[i]
             orders.append(None if index in self.failed else self._submitted(index, kind, body))
         answers, failed = [], None
         for index, order in zip(chosen, orders, strict=True):
-            answer = self._answer(index, order, patience) if order is not None else None
+            answer = self._answer(index, order) if order is not None else None
             if answer is not None and answer[0] == FAILED:
                 failed = failed or (index, raised(answer[1]))
                 if self.goes_on:
@@ -164,7 +171,7 @@ class RemoteGroup:
                     waiting[orders[0].future] = index
             if not waiting:
                 raise RuntimeError("an answer is expected, but no command was sent")
-            done = sorted(self._wait(waiting), key=lambda index: (index - self._served - 1) % len(self.workers))
+            done = sorted(self._wait(waiting), key=lambda index: (index - self._served - 1) % len(self))
             for index in done:
                 if (answer := self._answer(index, self._begun[index][0])) is None:
                     continue
@@ -174,17 +181,12 @@ class RemoteGroup:
                     raise raised(answer[1])
                 return index, joined(*answer[1:])
 
-    def replace(self, index: int) -> None:
-        """Start another worker in the place of one, which is killed; what it was to answer is dropped before."""
+    def _start_another(self, index: int) -> None:
         self._check_open()
-        self._begun[index].clear()
-        self._longest[index], self._quiet[index] = None, 0.0
+        self._begun[index].clear()  # what answers this one has yet to give are nobody's
+        self._longest[index], self._watchdogs[index] = None, Watchdog()
         self.remote.kill(self.workers[index])
         self.workers[index] = self.remote.start(index)
-        self.failed.pop(index, None)
-
-    def alive(self, index: int) -> bool:
-        return self.close.alive and index not in self.failed
 
     # ---- futures ---------------------------------------------------------------------------------------------------
     def _submitted(self, index: int, kind: int, body: bytes) -> _Order:
@@ -209,54 +211,48 @@ class RemoteGroup:
         except Gone as gone:
             self._lose(index, str(gone))
 
-    def _answer(self, index: int, order: _Order, patience: float | None = None) -> Answer | None:
+    def _answer(self, index: int, order: _Order) -> Answer | None:
         """Return the answer to an order; None where the worker is lost and the group goes on."""
         self.awaited = index
         while index not in self.failed:
             try:
-                if self._wait({order.future: index}, patience):
-                    self._quiet[index] = 0.0
-                    return order.future.result()
+                if self._wait({order.future: index}):
+                    self._answers[index] += 1
+                    return order.future.result()  # type: ignore[union-attr]
             except Gone as gone:
                 self._lose(index, str(gone))
         return None
 
-    def _wait(self, futures: Mapping[Any, int], patience: float | None = None) -> list[int]:
+    def _wait(self, futures: Mapping[Any, int]) -> list[int]:
         """Wait until one of the futures is done; return whose are, none where a worker was lost instead."""
         while True:
-            done, _ = concurrent.futures.wait(futures, _LOOK, concurrent.futures.FIRST_COMPLETED)
-            now = time.monotonic()
-            # counted look by look: a time in which this process itself was stopped is not the workers'
-            passed, self._looked = min(now - self._looked, _LOOK), now
+            done, _ = concurrent.futures.wait(futures, LOOK, concurrent.futures.FIRST_COMPLETED)
             if done:
                 return [index for future, index in futures.items() if future in done]
             self._check_open()
             if self._interrupt is not None:
                 self._interrupt()
             for index in futures.values():
-                if why := self._too_long(index, passed, patience):
-                    self.remote.kill(self.workers[index])
-                    self._lose(index, why)
+                self._watch(index)
+                if index in self.failed:
                     return []
 
-    def _too_long(self, index: int, passed: float, patience: float | None) -> str:
-        """Return why a worker that has not answered for so long is to be killed, or ""."""
-        before, limit, longest = self._quiet[index], self.limits[index], self._longest[index]
-        self._quiet[index] = quiet = before + passed
-        if patience is None and limit is not None and longest is not None and self._begun[index]:
-            patience = limit + _LONGER * longest
-        if patience is not None and quiet >= patience:
-            return f"was killed after not answering for {patience:.3g} s"
-        if patience is None and before < SAY_AFTER <= quiet:
-            self._say(
-                f"{self.names[index]} has not answered for {quiet:.0f} s; still waiting (env.step_timeout=SECONDS "
-                "would kill it)"
-            )
-        return ""
+    def _watch(self, index: int) -> None:
+        """Kill and lose a worker that has not answered for too long."""
+        dog, limit, longest = self._watchdogs[index], self.limit(index), self._longest[index]
+        quiet = dog.look((self._answers[index], self.preparing))
+        if self.preparing != index:
+            known = limit is not None and longest is not None and self._begun[index]
+            limit = limit + _LONGER * longest if known else None  # type: ignore[operator]
+        if limit is not None and quiet >= limit:
+            self.remote.kill(self.workers[index])
+            self._lose(index, f"was killed after not answering for {limit:.3g} s", limit)
+        elif limit is None and dog.passes(SAY_AFTER):
+            self._owner.stands_still(index, quiet)
 
     # ---- what is lost ----------------------------------------------------------------------------------------------
     def _check_open(self) -> None:
-        if os.getpid() != self._owner:
+        if os.getpid() != self._pid:
             raise ArgumentError(
                 "a forked process cannot use the workers of its parent", why="both would read their answers",
                 fix="Make the collector in the process that uses it.",
@@ -268,15 +264,15 @@ class RemoteGroup:
         self._check_open()
         if self.failed and not self.goes_on:
             lost: Any = next(iter(self.failed.values()))
-            raise Lost(lost.index, lost.how)
+            raise Lost(lost.index, lost.how)  # that it was late was said when it was lost
 
     def _next_turn(self) -> int:
         self._turn += 1
         return self._turn
 
-    def _lose(self, index: int, how: str) -> None:
+    def _lose(self, index: int, how: str, late: float | None = None) -> None:
         self._check_open()
-        lost = self.failed.setdefault(index, Lost(index, how))
+        lost = self.failed.setdefault(index, Lost(index, how, late))
         if not self.goes_on:
             self.awaited = index
             raise lost from None

@@ -77,6 +77,7 @@ class GymVecEnv(ReplayableVecEnv):
 
     def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
         lane, begun, seeds = -1, 0, self.begin_episodes(lanes)
+        self.during = "reset"
         try:
             for lane, seed in zip(lanes, seeds, strict=True):
                 self.last[lane], _ = _whole(self._first(lane, seed), RESET)
@@ -88,6 +89,7 @@ class GymVecEnv(ReplayableVecEnv):
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, lane, "reset") from error
         finally:
+            self.during = "step"
             if begun < len(lanes):
                 self.not_begun(lanes[begun:], seeds[begun:])
 
@@ -189,7 +191,8 @@ class GymVecEnv(ReplayableVecEnv):
             return False
         drawn = self.probe_actions()
         # some envs keep more from episode to episode than a seed resets: a new one, and when it has played another
-        new, _, again = (self._trace(drawn, episode) for episode in (0, 1, 0))
+        with self.doing("a trial run"):
+            new, _, again = (self._trace(drawn, episode) for episode in (0, 1, 0))
         return new == again
 
     def _trace(self, drawn: Sequence[np.ndarray], episode: int) -> list[str]:
@@ -220,6 +223,7 @@ class GymVecEnv(ReplayableVecEnv):
         times: list[float] = []
         waits: list[float] = []
         space.seed(0)
+        self.during = "a trial run"
         self.tried[0] += 1
         began = time.perf_counter()
         try:
@@ -237,13 +241,16 @@ class GymVecEnv(ReplayableVecEnv):
         except BaseException as error:
             place = named(self, 0, None, f"step {len(times) + (action is not None)} of a trial run", seed=0)
             raise env_raised(self, error, 0, "reset" if action is None else "step", action, place) from error
+        finally:
+            self.during = "step"
         # the first may load things; others may have the core in between: the mean, but for what is far from all others
         middle = statistics.median(times[1:])
         wall = statistics.fmean(min(each, 20 * middle) for each in times[1:])
         return wall, wall - max(min(waits[1:]), 0.0)
 
     def replay(self, ages: Mapping[int, int]) -> set[int]:
-        return {lane for lane, age in ages.items() if self._replay_lane(lane, age)}
+        with self.doing("a replay"):
+            return {lane for lane, age in ages.items() if self._replay_lane(lane, age)}
 
     def _replay_lane(self, lane: int, steps: int) -> bool:
         """Bring one lane `steps` steps into its open episode; False if the episode ended on the way."""

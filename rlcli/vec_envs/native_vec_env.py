@@ -58,6 +58,7 @@ class NativeVecEnv(ReplayableVecEnv):
     def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
         """Begin episodes in these lanes and write their first observations into row `t`."""
         seeds, begun = self.begin_episodes(lanes), False
+        self.during = "reset"
         try:
             observation = self.engine.reset(lanes, seeds)
             begun = True
@@ -66,6 +67,7 @@ class NativeVecEnv(ReplayableVecEnv):
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, None, "reset") from error
         finally:
+            self.during = "step"
             if not begun:
                 self.not_begun(lanes, seeds)
 
@@ -130,7 +132,8 @@ class NativeVecEnv(ReplayableVecEnv):
             return False
         send = self.actions.array_sender()
         drawn = [np.asarray(send(actions), self.actions.dtype) for actions in self.probe_actions()]
-        return self._trace(drawn, 0) == self._trace(drawn, 1)
+        with self.doing("a trial run"):
+            return self._trace(drawn, 0) == self._trace(drawn, 1)
 
     def _trace(self, drawn: Sequence[np.ndarray], turn: int) -> list[list[str]]:
         """Return what each lane's first episode (of many, some) shows and pays, where it runs `turn` lanes on."""

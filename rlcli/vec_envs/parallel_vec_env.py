@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import gymnasium as gym
@@ -26,8 +27,10 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
 from rlcli.processes.channel import NOTHING, packed
-from rlcli.processes.group import NOT_REPLACED, Lost, Restarts, WorkerGroup, time_to_build
+from rlcli.processes.group import WorkerGroup
 from rlcli.processes.region import Region
+from rlcli.processes.replacing import Lost, Owner
+from rlcli.processes.watchdog import ENDED_BY, say
 from rlcli.processes.worker import Worker
 from rlcli.vec_envs.episodes import broken, named, place_of
 from rlcli.vec_envs.replay import ReplayableVecEnv
@@ -53,10 +56,16 @@ _TRIES = {"is_replayable": "a trial run", "load_state_dict": "a replay"}  # of e
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
 
-class ParallelVecEnv(ReplayableVecEnv):
+def _nothing(vec_env: Any, place: int) -> dict[str, Any]:
+    return {}
+
+
+class ParallelVecEnv(ReplayableVecEnv, Owner):
     """Step gymnasium envs in worker processes, perhaps some in this one; see `ParallelEnv`."""
 
     own: Shard | None = None
+    fix = "Fix the cause; env.mode=serial shows it in one process."
+    _tried: Any = None  # shared, one number a worker: how far it has come in a try or a replay
 
     def __init__(
         self,
@@ -75,20 +84,19 @@ class ParallelVecEnv(ReplayableVecEnv):
     ) -> None:
         arguments.seconds("step_timeout", step_timeout)
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
-        goes_on = on_worker_error == "restart"
         # env indices of each process; the caller's (`own`) come first
         self.parts, caller_steps = shared_out(self.n, workers, per_worker, caller_steps, on_worker_error)
         self._beside = int(caller_steps)  # parts that are no worker's
         self._apart = self.parts[0].stop if caller_steps else 0  # lanes that are no worker's
-        self._start_method = start_method
         forms = {"categorical": categorical, "narrow": narrow, "out_of_bounds": out_of_bounds}
         self._built = [(recipes[part.start : part.stop], part.start, forms) for part in self.parts]
-        started: list[Worker] = []
-        try:
-            for _ in self.parts[self._beside :]:
-                started.append(self._worker())
-        finally:
-            self.group = WorkerGroup(started)
+        workers = len(self.parts) - self._beside
+        # of each worker: how often it was replaced, and how many steps that lost
+        self.restarts = [(0, 0)] * workers
+        self._fallen: set[int] = set()  # workers whose lanes are in no episode, since they are new
+        self.step_timeout = None  # until all is made
+        start = partial(Worker, TARGET, start_method=start_method, preload=[TARGET.partition(":")[0]])
+        self.group = WorkerGroup(start, workers, owner=self, on_error=on_worker_error)
         try:
             answers = self._build(first)
             observation_space, action_space = self.spaces = answers[0]["spaces"]
@@ -98,44 +106,41 @@ class ParallelVecEnv(ReplayableVecEnv):
                 limits=[n for each in answers for n in each["limits"]],
             )  # fmt: skip
             self.heavy = sorted({name for each in answers for name in each.get("heavy", ())})
-            region = Region(memory_of(self.n, len(started), self.schema, self.actions))
-            arrays = self._share(region)
+            self._region = Region(memory_of(self.n, workers, self.schema, self.actions))
+            self.group.set_up("share", ParallelVecEnv._share)
         except BaseException:
             self.close()
             raise
+        arrays = self._region.arrays
+        if self.own is not None:
+            self.own.vec_env.share_counts(self.leaves, self.tried)
+            self.own.attach(arrays)
         self._shared = {key: arrays["row", key][self._apart :] for key in self.schema}
         self._actions, self._rewards, self._flags = arrays["actions"], arrays["rewards"], arrays["flags"]
         self._chosen, self._book, self._seeds = arrays["chosen"], arrays["book"], arrays["seeds"]
         self._firsts = {key: arrays["first", key] for key in self.schema}
-        self.group.progress = self._tried = arrays["tried"]
+        self._tried = arrays["tried"]
         for place, leaf in enumerate(self.leaves):
             self.bounds.rounded[leaf.key] += list(arrays["rounded"][:, place])
         self._none = bytes(self.n)  # the flags of a step in which nothing ends
         self._limit: int | None = None  # as the shards know it
-        self.step_timeout, self.ends_what_hangs = step_timeout, self.own is None
-        # of each worker: how often it was replaced, and how many steps that lost
-        self.restarts = [(0, 0)] * len(started)
-        self._fallen: set[int] = set()  # workers whose lanes are in no episode, since they are new
-        self.group.goes_on, self._counted = goes_on, Restarts()
-        if goes_on:  # a new worker is to have the memory too, and rows that were shown are kept from a torn write
-            self._region = region
+        self.step_timeout = step_timeout
+        if self.group.goes_on:  # rows that were shown are kept from a torn write
             self._last = {key: shared.copy() for key, shared in self._shared.items()}
         else:
-            region.forget_fd()
-
-    def _worker(self) -> Worker:
-        return Worker(TARGET, start_method=self._start_method, preload=[TARGET.partition(":")[0]])
+            self._region.forget_fd()  # no new worker is to have the memory too
 
     def _build(self, first: gym.Env | None) -> list[dict[str, Any]]:
         """Make the envs, here and in the workers; what they say of themselves."""
-        each = self._built
-        try:
-            self.group.send(CALL, [packed(("build", one, {})) for one in each[self._beside :]])
+
+        def build(self: ParallelVecEnv, only: Sequence[int]) -> list[Any]:
+            each = [self._built[self._beside + index] for index in only]
+            self.group.send(CALL, [packed(("build", one, {})) for one in each], only=only)
             if self._beside:
-                self.own = Shard(*each[0], first)
-            answers = self.group.answers()
-        except Lost as lost:
-            self._refuse(lost)
+                self.own = Shard(*self._built[0], first)
+            return self.group.answers()
+
+        answers = self.group.set_up("build", build)
         if self.own is not None:
             answers.insert(0, described(self.own))
         self.name = answers[0]["name"]
@@ -147,104 +152,81 @@ class ParallelVecEnv(ReplayableVecEnv):
                 )  # fmt: skip
         return answers
 
-    def _share(
-        self, region: Region, only: Sequence[int] | None = None, patience: float | None = None
-    ) -> dict[Any, np.ndarray]:
-        """Put the shards, or some workers', on one region of memory; return its arrays."""
-        workers, cells = len(self.group.workers), region.arrays["cells"]
-        chosen = range(workers) if only is None else only
-        for index in chosen:
+    def _share(self, only: Sequence[int]) -> list[Any]:
+        """Put some workers' shards on the region of memory."""
+        cells, workers = self._region.arrays["cells"], len(self.group)
+        for index in only:
             cells[index] = 0
-        try:
-            calls = [packed(("share", (self.n, workers, index), {})) for index in chosen]
-            self.group.send(CALL, calls, only=chosen, fd=region.fd, patience=patience)
-            self.group.open_lines(cells, chosen)
-            self.group.answers(patience)
-        except Lost as lost:
-            self._refuse(lost)
-        if self.own is not None:
-            self.own.vec_env.share_counts(self.leaves, self.tried)
-            self.own.attach(region.arrays)
-        return region.arrays
+        calls = [packed(("share", (self.n, workers, index), {})) for index in only]
+        self.group.send(CALL, calls, only=only, attachments=[self._region.fd])
+        self.group.open_lines(cells, only)
+        return self.group.answers()
 
     # ---- the shards ----------------------------------------------------------------------------------------------
-    def _refuse(self, lost: Lost, during: str = "step") -> NoReturn:
-        if not self.group.close.alive:
-            raise ArgumentError("the env is closed", where=f"env {self.name}", fix="Make a new one.") from None
-        place = place_of(self, self.parts[self._beside + lost.index])
+    def _refuse(self, lost: Lost) -> NoReturn:
+        raise self.refusal(lost) from None
+
+    def refusal(self, lost: Lost) -> Exception:
+        if not self.group.is_open:
+            return ArgumentError("the env is closed", where=f"env {self.name}", fix="Make a new one.")
+        place = self.place(lost.index)
         if lost.late is not None:
-            raise EnvError(
+            return EnvError(
                 f"no answer for {lost.late:g} s", where=place,
-                why=f"{during} has not returned in its worker process",
+                why=f"{self.during} has not returned in its worker process",
                 fix="Fix the env, or allow more time: env.step_timeout=...",
-            ) from None  # fmt: skip
+            )  # fmt: skip
         killed = "SIGKILL" in lost.how
-        raise EnvError(
+        return EnvError(
             f"a worker process {lost.how}", where=place,
             why="its envs were lost" + ("; the machine may be out of memory" if killed else ""),
             fix=("Use a smaller env.num or env.workers, or debug" if killed else "Debug")
             + " the env in one process: env.mode=serial env.workers=null.",
-        ) from None  # fmt: skip
+        )  # fmt: skip
 
-    def _each(self, name: str, arguments: Sequence[dict[str, Any]] | None = None) -> list:
-        """Call a method of each shard's envs, with arguments of its own, and return the answers."""
-        given = arguments or [{}] * len(self.parts)
-        bodies = [packed((name, (), each)) for each in given[self._beside :]]
-        try:
-            self.group.send(CALL, bodies, patience=self.step_timeout)
-            mine = [] if self.own is None else [getattr(self.own.vec_env, name)(**given[0])]
-            answers = self.group.answers(self.step_timeout)
-        except Lost as lost:
-            self._refuse(lost, _TRIES.get(name, name))
-        while new := self._replace_failed():
-            again = self.group.order(CALL, [bodies[index] for index in new], only=new, patience=self.step_timeout)
-            for index, answer in zip(new, again, strict=True):
-                answers[index] = answer
+    def _each(self, name: str, given: Callable[[Any, int], dict[str, Any]] = _nothing, *, kept: bool = False) -> list:
+        """Call a method of each shard's envs, with the arguments of its place, and return the answers; see `set_up`."""
+        mine: list[Any] = []
+
+        def call(self: ParallelVecEnv, only: Sequence[int]) -> list[Any]:
+            bodies = [packed((name, (), given(self, self._beside + index))) for index in only]
+            self.group.send(CALL, bodies, only=only)
+            if self.own is not None:
+                mine.append(getattr(self.own.vec_env, name)(**given(self, 0)))
+            return self.group.answers()
+
+        with self.doing(_TRIES.get(name, name)):
+            answers = self.group.set_up(name, call, replaces=True) if kept else self.group.call(call, replaces=True)
         return mine + answers
 
-    def _replace_failed(self) -> list[int]:
-        """Replace the named failed workers; their envs are in no episode."""
-        new = []
-        while self.group.failed:
-            index, cause = next(iter(self.group.failed.items()))
-            if isinstance(cause, NOT_REPLACED):
-                del self.group.failed[index]  # the worker lives
-                raise cause
-            sentence = self._counted.another(
-                self.name, index, f"the worker of {place_of(self, self.parts[index])}", cause,
-                collected=self.clock[0] * len(self.parts[index]) - self.restarts[index][1],
-                fix="Fix the cause; env.mode=serial shows it in one process.",
-            )  # fmt: skip
-            warnings.warn(f"{sentence}; restarted, its open episodes are dropped", stacklevel=2)
-            self.restarts[index] = self.restarts[index][0] + 1, self.restarts[index][1]
-            self._fallen.add(index)
-            self.group.replace(index, self._worker())
-            new.append(index)
-            patience = time_to_build(self.step_timeout)
-            self.group.order(CALL, [packed(("build", self._built[index], {}))], only=[index], patience=patience)
-            if index in self.group.failed:
-                continue
-            self._share(self._region, [index], patience)
-            seeds = {"run_seed": self.run_seed, "every_episode": self._every_episode, "total": self._total}
-            calls: list[tuple[str, dict[str, Any]]] = [
-                ("limit_frames", {"steps": self._limit}), ("keep_info", {"keys": self.info_keys})
-            ]  # fmt: skip
-            if self.run_seed is not None:
-                own = {"first_lane": self.first_lane + self.parts[index].start, "before": self.restarts[index][0]}
-                calls.append(("seed", {**seeds, **own}))
-            for name, settings in calls:
-                self.group.order(CALL, [packed((name, (), settings))], only=[index], patience=patience)
-        return sorted(set(new))
+    # ---- what the group asks of each worker ----------------------------------------------------------------------
+    def place(self, index: int) -> str:
+        return place_of(self, self.parts[self._beside + index])
+
+    def limit(self, index: int) -> float | None:
+        return self.step_timeout
+
+    def progress(self, index: int, turn: int) -> object:
+        return turn, None if self._tried is None else int(self._tried[index])
+
+    def stands_still(self, index: int, seconds: float) -> None:
+        why = f"{self.during} has not returned in its worker process"
+        say(f"no answer for {seconds:.0f} s ({self.place(index)}): {why}; still waiting ({ENDED_BY})")
+
+    def collected(self, index: int) -> int:
+        return self.clock[0] * len(self.parts[index]) - self.restarts[index][1]
+
+    def replaced(self, index: int, why: str) -> None:
+        warnings.warn(f"{why}; restarted, its open episodes are dropped", stacklevel=2)
+        self.restarts[index] = self.restarts[index][0] + 1, self.restarts[index][1]
+        self._fallen.add(index)
 
     def moved(self) -> Any:
-        return super().moved(), self._tried.tolist()
-
-    def unanswered(self) -> range:
-        return self.parts[self._beside + self.group.awaited]
+        return super().moved(), self.group.looks  # who waits for a worker looks after it
 
     def close(self) -> None:
         self.group.close()
-        if self.group.goes_on and hasattr(self, "_region"):
+        if hasattr(self, "_region"):
             self._region.forget_fd()
         if self.own is not None:
             self.own.vec_env.close()
@@ -253,17 +235,24 @@ class ParallelVecEnv(ReplayableVecEnv):
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
         super().seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
         alike = {"run_seed": run_seed, "every_episode": every_episode, "total": total or self.n}
-        self._each("seed", [{**alike, "first_lane": first_lane + part.start} for part in self.parts])
+        before = list(self.restarts)
+
+        def given(self: ParallelVecEnv, place: int) -> dict[str, Any]:
+            own = {**alike, "first_lane": first_lane + self.parts[place].start}
+            new = self.group.goes_on and self.restarts[place][0] - before[place][0]  # workers since
+            return own | {"before": new} if new else own
+
+        self._each("seed", given, kept=True)
 
     def limit_frames(self, steps: int | None) -> None:
         super().limit_frames(steps)
         if steps != self._limit:
-            self._each("limit_frames", [{"steps": steps}] * len(self.parts))
+            self._each("limit_frames", lambda *_: {"steps": steps}, kept=True)
             self._limit = steps
 
     def keep_info(self, keys: Sequence[str]) -> None:
         super().keep_info(keys)
-        self._each("keep_info", [{"keys": keys}] * len(self.parts))
+        self._each("keep_info", lambda *_: {"keys": keys}, kept=True)
 
     # ---- resets --------------------------------------------------------------------------------------------------
     def restart(self, row, lanes) -> None:
@@ -284,26 +273,29 @@ class ParallelVecEnv(ReplayableVecEnv):
         written = book.copy()
         busy = [i for i, part in enumerate(self.parts[self._beside :]) if any(lane in part for lane in chosen)]
         first = self._apart  # lanes from here on have not begun, for sure
+        self.during = "reset"
         try:
-            self.group.send(RESET, only=busy, patience=self.step_timeout)
+            self.group.send(RESET, only=busy)
             if own is not None and any(lane < first for lane in chosen):
                 own.reset(reset, t)
             first = self.n
-            self.group.answers(self.step_timeout)
+            self.group.answers()
             self._fallen.difference_update(busy)
-            while new := self._replace_failed():
+            while new := self.group.replace_failed():
                 busy = [index for index in new if index in busy]
                 for index in busy:
                     book[self.parts[index]] = written[self.parts[index]]
-                self.group.order(RESET, only=busy, patience=self.step_timeout)
+                self.group.order(RESET, only=busy)
                 self._fallen.difference_update(i for i in busy if set(self.parts[i]) <= set(chosen))
         except BaseException as error:
             waits = (place for place, lane in enumerate(chosen) if book[lane, 2] or lane >= first)
             left = next(waits, len(chosen))
             self.not_begun(lanes[left:], seeds[left:])  # as one process has it: no lane after the one that raised
             if isinstance(error, Lost):
-                self._refuse(error, "reset")
+                self._refuse(error)
             raise
+        finally:
+            self.during = "step"
         elsewhere = [lane for lane in chosen if lane >= self._apart]
         for key, shared in self._shared.items() if elsewhere else ():
             row[key][elsewhere] = shown = shared[[lane - self._apart for lane in elsewhere]]
@@ -334,7 +326,7 @@ class ParallelVecEnv(ReplayableVecEnv):
 
     def _settle(self) -> None:
         try:
-            self.group.settle(self.step_timeout)
+            self.group.settle()
         except Lost as lost:
             self._refuse(lost)
 
@@ -354,12 +346,11 @@ class ParallelVecEnv(ReplayableVecEnv):
             lanes.history.append(send(actions))
             ahead = lanes.resets_follow and lanes.step_timeout is None  # steps and resets have that time each
             try:
-                patience = lanes.step_timeout
-                group.settle(patience)
+                group.settle()
                 bodies = lanes._hand_over(actions)
                 group.send(STEP_ON if ahead else STEP, bodies, only=lanes._standing() if lanes._fallen else None)
                 mine = own.step(own_step, t, actions[:apart], ahead) if own is not None else None
-                others = group.answers(patience)
+                others = group.answers()
             except Lost as lost:
                 lanes._refuse(lost)
             if group.goes_on:
@@ -400,7 +391,7 @@ class ParallelVecEnv(ReplayableVecEnv):
             given = dict(zip(self._standing(), others, strict=True))
             others = [given.get(index) for index in range(len(self.parts))]
         if self.group.failed:
-            self._replace_failed()
+            self.group.replace_failed()
         for index in self._fallen:
             part, (times, lost) = slice(self.parts[index].start, self.parts[index].stop), self.restarts[index]
             others[index], self._flags[part], self._rewards[part] = None, CUT, 0.0
@@ -444,7 +435,7 @@ class ParallelVecEnv(ReplayableVecEnv):
             for part in self.parts
         ]
         self.reopen(int(state["clock"]), state["started"], state["episodes"])
-        answers = self._each("load_state_dict", [{"state": each, "replay": replay} for each in states])
+        answers = self._each("load_state_dict", lambda _, place: {"state": states[place], "replay": replay})
         self._fallen.clear()  # what was not brought back is to be reset
         lost = [part.start + lane for part, lanes in zip(self.parts, answers, strict=True) for lane in lanes]
         for lane in set(range(self.n)).difference(lost):

@@ -7,10 +7,12 @@ array `[N, *shape]`, row t+1 receives the true successors of step t.  What steps
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,13 @@ from rlcli.keys import Key
 from rlcli.specs.field import Fields
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Bounds
-from rlcli.vec_envs.episodes import Episodes, broken
+from rlcli.vec_envs.episodes import Episodes, broken, place_of
 from rlcli.vec_envs.observations import NUMBERS, number_of
 
 NONE: Sequence[int] = ()
 SUCCESS = "is_success"  # what goal envs call it in their `info`
 Rows = dict[Key, list[np.ndarray]]
+_ROOMS = ("rlcli.vec_envs.", "rlcli.envs.")  # whose code calls envs
 _LARGEST = float(np.finfo(np.float32).max)
 _WHOLE = 2.0**24  # beyond it float32 no longer holds every whole number
 
@@ -53,7 +56,7 @@ class VecEnv(Episodes):
     rewards: list[float] | None = None  # of the last step, where transforms are stepped inside
     checks_bounds = False  # each step looks at `bounds` by itself
     resets_follow = False  # see `expect_resets`
-    ends_what_hangs = False  # a step looks at `step_timeout` by itself
+    during = "step"  # what is called of the envs now, or was last
     on_tensordicts = False  # steps call code that may keep what it is given and draw from torch's stream
     env: Any = None  # the env that is stepped on tensordicts
     below: VecEnv | None = None  # of an env of ours that is stepped so, its own lanes: they count what anybody does
@@ -97,13 +100,29 @@ class VecEnv(Episodes):
         """Begin a new episode in these lanes and write its first observation into `row[key][lane]`."""
         raise NotImplementedError
 
-    def unanswered(self) -> range | None:
-        """Return the lanes whose answer is waited for, where they are stepped elsewhere."""
-        return None
-
     def moved(self) -> Any:
         """Return what is another after each step and each reset, whatever it was for."""
         return self.clock[0], len(self.outcome.rewards), sum(self.episodes), self.tried[0]
+
+    @contextlib.contextmanager
+    def doing(self, during: str) -> Iterator[None]:
+        """Call envs for something else than steps."""
+        before, self.during = self.during, during
+        try:
+            yield
+        finally:
+            self.during = before
+
+    def hanging(self, innermost: FrameType | None) -> tuple[str, str]:
+        """Return the env, its lane and step; and the line of code that has not returned."""
+        lane, inside, frame = None, False, innermost
+        while frame is not None and lane is None:
+            if frame.f_globals.get("__name__", "").startswith(_ROOMS):
+                inside, lane = True, frame.f_locals.get("lane")
+            frame = frame.f_back
+        during = self.during if inside else "the policy, or a transform"
+        line = "" if innermost is None else f" at {innermost.f_code.co_filename}:{innermost.f_lineno}"
+        return place_of(self, lane), f"{during} has not returned{line}"
 
     def look(self) -> bool:
         """Reset once, correct `schema` from what comes back; True if it changed."""

@@ -20,8 +20,8 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.config import registry
 from rlcli.errors import in_words
-from rlcli.processes.group import POLICIES
 from rlcli.processes.process import cores
+from rlcli.processes.replacing import POLICIES
 from rlcli.vec_envs.building import register_known
 
 _BY_THEMSELVES = ("gymnasium.", "ale_py.", "minigrid.")  # packages whose ids every process knows

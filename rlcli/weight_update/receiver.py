@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlcli.arguments import refuse
-from rlcli.weight_update.newest import Newest, Overtaken
+from rlcli.weight_update.publications import Overtaken, Publications
 from rlcli.weight_update.sender import Handle, WeightStrategy
 from rlcli.weight_update.tensors import check_apart, part, wait
 
@@ -16,8 +17,7 @@ from rlcli.weight_update.tensors import check_apart, part, wait
 class WeightReceiver:
     """Adopts versions into one model of this process.
 
-    The model's tensors on the CPU move into one piece of memory, in the sender's layout, so that adopting is one copy,
-    or none: memory that shows the newest version, at the same addresses (see `SharedVersions`).
+    The model's tensors on the CPU move into one piece of memory, in the sender's layout, so that adopting is one copy.
     Those on an accelerator, and those of another dtype or order of memory, stay, and are copied to from there.
 
     Parameters
@@ -47,7 +47,7 @@ class WeightReceiver:
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
         self._followed = WeightStrategy(handle.extract_as).follow(model)
         self._transport = handle.transport(self.layout, fd)
-        self._memory = self._transport.memory(self.layout.nbytes)
+        self._memory = np.zeros(self.layout.nbytes, np.uint8)
         self._move_in()
 
     def _move_in(self) -> None:
@@ -69,9 +69,9 @@ class WeightReceiver:
                     self._outside.append((tensor, view))
         self._inside, self._addresses = inside, [tensor.data_ptr() for tensor in inside]
 
-    def join(self, newest: Newest, model: int) -> None:
+    def join(self, publications: Publications) -> None:
         """Receive together with other models; see `TransportBackend.join`."""
-        self._transport.join(newest, model)
+        self._transport.join(publications)
 
     @property
     def waiting(self) -> bool:
@@ -107,18 +107,25 @@ class WeightReceiver:
 
 
 class ModelsReceiver:
-    """Receive several models, those published together at once; `newest`: see `TransportBackend.join`."""
+    """Receive several models, those published together at once.
 
-    def __init__(self, newest: Newest) -> None:
-        self._newest = newest
+    Parameters
+    ----------
+    publications : Publications, optional
+        Of the senders, which have joined it; without it all come as messages.
+    """
+
+    def __init__(self, publications: Publications | None = None) -> None:
+        self._publications = publications
         self._receivers: dict[str, WeightReceiver] = {}
         self._models: dict[str, nn.Module] = {}
 
-    def open(self, index: int, handle: Handle, fd: int | None, model: nn.Module) -> None:
-        """Follow one more model, or its successor, that the sender joined at this index."""
+    def open(self, handle: Handle, fd: int | None, model: nn.Module) -> None:
+        """Follow one more model, or its successor."""
         check_apart(handle.model_id, model, self._models)
         receiver = open_receiver(handle, fd, model)
-        receiver.join(self._newest, index)
+        if self._publications is not None:
+            receiver.join(self._publications)
         self._receivers[handle.model_id], self._models[handle.model_id] = receiver, model
 
     def take(self, messages: Mapping[str, bytes]) -> None:
@@ -134,7 +141,8 @@ class ModelsReceiver:
         """Adopt the newest publication; return the version of each model that had one waiting."""
         versions: dict[str, int] = {}
         while True:
-            self._newest.look()
+            if self._publications is not None:
+                self._publications.look()
             try:
                 for model_id, receiver in self._receivers.items():
                     if receiver.waiting:
@@ -145,5 +153,5 @@ class ModelsReceiver:
 
 
 def open_receiver(handle: Handle, fd: int | None, model: nn.Module) -> WeightReceiver:
-    """In a worker: the other end of a sender; see `WeightReceiver`."""
+    """Return the other end of a sender, in a worker; see `WeightReceiver`."""
     return WeightReceiver(handle, fd, model)

@@ -13,10 +13,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from rlcli.errors import ArgumentError
 from rlcli.weight_update.receiver import WeightReceiver, open_receiver
 from rlcli.weight_update.sender import Handle, WeightSender, WeightStrategy
-from rlcli.weight_update.transport import MPTransport, NoTransport, TransportBackend
+from rlcli.weight_update.transport import (
+    DistributedTransport,
+    MPTransport,
+    NoTransport,
+    RayTransport,
+    RPCTransport,
+    TransportBackend,
+)
 from rlcli.weight_update.versions import SharedVersions
 
 
@@ -41,6 +47,11 @@ class WeightSyncScheme:
 
     transport: type[TransportBackend]
 
+    @property
+    def local(self) -> bool:
+        """Say whether both ends have to be on one machine."""
+        return self.transport.local
+
     def __init__(self, strategy: str = "tensordict") -> None:
         self.strategy = WeightStrategy(strategy)
 
@@ -60,29 +71,34 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
 
 
 class MultiProcessWeightSyncScheme(WeightSyncScheme):
-    """Through the channels of the worker processes: one message of raw bytes to each. For where no memory is shared."""
+    """One message of raw bytes a version, for where no memory is shared; who makes workers says what carries it.
+
+    Any process that was given the sender's `handle()` can follow by such messages:
+    `receiver = scheme.create_receiver(handle, None, model)`, then `receiver.take(message)` and `receiver.receive()`.
+    """
 
     transport = MPTransport
+
+
+class RayWeightSyncScheme(MultiProcessWeightSyncScheme):
+    """Messages that are put into Ray's object store once a version, and fetched once a node."""
+
+    transport = RayTransport
+
+
+class DistributedWeightSyncScheme(MultiProcessWeightSyncScheme):
+    """Messages that torch.distributed sends to each worker."""
+
+    transport = DistributedTransport
+
+
+class RPCWeightSyncScheme(MultiProcessWeightSyncScheme):
+    """Messages that torch.distributed.rpc takes to each worker."""
+
+    transport = RPCTransport
 
 
 class NoWeightSyncScheme(WeightSyncScheme):
     """Not at all: workers go on with the weights that they began with."""
 
     transport = NoTransport
-
-
-class RayWeightSyncScheme(WeightSyncScheme):
-    """Through Ray's object store: its name is known, and it is not here yet.
-
-    Raises
-    ------
-    ArgumentError
-        Always.
-    """
-
-    def __init__(self, strategy: str = "tensordict") -> None:
-        super().__init__(strategy)
-        raise ArgumentError(
-            "weights do not go through Ray yet", why="rlcli collects on one machine",
-            fix="Use SharedMemWeightSyncScheme.",
-        )  # fmt: skip

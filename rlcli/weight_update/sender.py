@@ -13,7 +13,7 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError
 from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.layout import WeightLayout
-from rlcli.weight_update.newest import Newest
+from rlcli.weight_update.publications import Publications
 from rlcli.weight_update.tensors import Source, matched, named_tensors, write
 from rlcli.weight_update.transport import TransportBackend
 
@@ -168,9 +168,9 @@ class WeightSender:
         self._transport.send_weights(version, tensors)
         self.version = version
 
-    def join(self, newest: Newest, model: int) -> None:
+    def join(self, publications: Publications) -> None:
         """Publish together with other models; see `TransportBackend.join`."""
-        self._transport.join(newest, model)
+        self._transport.join(publications)
 
     @property
     def has_messages(self) -> bool:

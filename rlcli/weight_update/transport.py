@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlcli.errors import DamagedDataError
 from rlcli.weight_update.layout import WeightLayout, checksum, copy_summed, summed
-from rlcli.weight_update.newest import Newest
+from rlcli.weight_update.publications import Publications
 
 _HEAD = struct.Struct("<qQ")
 
@@ -34,8 +34,11 @@ class TransportBackend(ABC):
         A descriptor that each worker's end needs; None where there is none.
     message : bytes or None
         What the workers have to `take` for the version sent last; None where nothing has to be carried to them.
+    local : bool
+        Of the class: whether both ends have to be on one machine.
     """
 
+    local = False
     fd: int | None = None
     message: bytes | None = None
 
@@ -56,10 +59,6 @@ class TransportBackend(ABC):
     def waiting(self) -> bool:
         """Say whether something was sent that this end has not received; cheap, called before every step."""
 
-    def memory(self, nbytes: int) -> np.ndarray:
-        """At a worker's end: the memory that the model will lie in and `receive_weights` is called with, uint8."""
-        return np.zeros(nbytes, np.uint8)
-
     @abstractmethod
     def receive_weights(self, memory: np.ndarray) -> int:
         """Bring the newest version to `memory`, uint8 `[layout.nbytes]`: all of it, and of no other. Its number.
@@ -67,8 +66,8 @@ class TransportBackend(ABC):
         Called where something is `waiting` only. DamagedDataError where what arrived is not what was sent.
         """
 
-    def join(self, newest: Newest, model: int) -> None:  # noqa: B027
-        """At both ends, before the first version: show each only when `newest` is, at its place for this `model`.
+    def join(self, publications: Publications) -> None:  # noqa: B027
+        """At both ends, before the first version: show each with the publication of `publications` that it is of.
 
         A transport that cannot shows its versions by themselves.
         """
@@ -99,7 +98,7 @@ class NoTransport(TransportBackend):
 
 
 class MPTransport(TransportBackend):
-    """Messages over the channels between a process and its workers.
+    """One message a version, which whoever has the workers carries to them.
 
     Parameters
     ----------
@@ -148,3 +147,15 @@ class MPTransport(TransportBackend):
         if checksum(arrived, version) != total:
             raise DamagedDataError("a message with weights was altered on its way", where=f"version {version}")
         return version
+
+
+class RayTransport(MPTransport):
+    """`MPTransport` to the actors of a Ray cluster."""
+
+
+class DistributedTransport(MPTransport):
+    """`MPTransport` to the peers of a torch.distributed group."""
+
+
+class RPCTransport(MPTransport):
+    """`MPTransport` to the workers of torch.distributed.rpc."""

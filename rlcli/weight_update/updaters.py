@@ -224,3 +224,15 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
             self.sender.send(server_weights, version=self.sender.version + 1)
             if self.post is not None and (message := self.sender.message()) is not None:
                 self.post(message)
+
+
+class RayWeightUpdater(MultiProcessedWeightUpdater):
+    """`MultiProcessedWeightUpdater` of Ray collectors, or of other actors: `post` hands them a message."""
+
+
+class DistributedWeightUpdater(MultiProcessedWeightUpdater):
+    """`MultiProcessedWeightUpdater` of collectors over torch.distributed, or of other peers: `post` sends a message."""
+
+
+class RPCWeightUpdater(MultiProcessedWeightUpdater):
+    """`MultiProcessedWeightUpdater` of collectors over torch.distributed.rpc, or of other workers: `post` calls."""

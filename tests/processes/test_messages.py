@@ -58,24 +58,24 @@ class Trap:
         return pytest.fail, ("was unpickled",)
 
 
-FORGED = {
-    "another key": lambda seals: Seal(b"another key, of 32 bytes or so..", b"worker 0").sealed(TRAP),
-    "the other way": lambda seals: Seal(KEY, b"parent").sealed(TRAP),
-    "no seal": lambda seals: TRAP,
-    "empty": lambda seals: b"",
-    "cut": lambda seals: seals[0].sealed(TRAP)[:-1],
-    "longer": lambda seals: seals[0].sealed(TRAP) + b".",
-    "altered": lambda seals: seals[0].sealed(TRAP).replace(b"unpickled", b"unpackled"),
-    "one left out": lambda seals: [seals[0].sealed(TRAP) for _ in range(2)][1],
-    "repeated": lambda seals: [seals[1].opened(first := seals[0].sealed(TRAP)), first][1],
-}
 KEY, TRAP = b"a key of 32 bytes, more or less.", parted(Trap())[0]
+FORGED = {
+    "another key": lambda seal: (4, Seal(b"another key, of 32 bytes or so..", b"worker 0").sealed(4, TRAP)),
+    "the other way": lambda seal: (4, Seal(KEY, b"parent").sealed(4, TRAP)),
+    "another number": lambda seal: (5, seal.sealed(4, TRAP)),
+    "no seal": lambda seal: (4, TRAP),
+    "empty": lambda seal: (4, b""),
+    "cut": lambda seal: (4, seal.sealed(4, TRAP)[:-1]),
+    "longer": lambda seal: (4, seal.sealed(4, TRAP) + b"."),
+    "altered": lambda seal: (4, seal.sealed(4, TRAP).replace(b"unpickled", b"unpackled")),
+    "repeated": lambda seal: (2, seal.sealed(2, TRAP)),
+}
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_only_the_next_message_of_the_other_end_is_opened(name):
+def test_only_what_the_other_end_sealed_is_opened_and_nothing_older(name):
     seals = Seal(KEY, b"worker 0"), Seal(KEY, b"worker 0")
-    for body in (b"first", b"", TRAP):
-        assert seals[1].opened(seals[0].sealed(body)) == body
-    forged = FORGED[name](seals)
-    refused(DamagedDataError, "worker 0", lambda: joined(seals[1].opened(forged), []))
+    for number, body in (1, b"first"), (1, b"first"), (2, b""), (3, TRAP):
+        assert seals[1].opened(number, seals[0].sealed(number, body)) == body
+    forged = FORGED[name](seals[0])
+    refused(DamagedDataError, "worker 0", lambda: joined(seals[1].opened(*forged), []))

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Worker, WorkerGroup, packed, refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
+from weight_workers import fill
+from weight_workers import model as numbered
 
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.weight_update import (
+    DistributedTransport,
+    DistributedWeightSyncScheme,
+    DistributedWeightUpdater,
+    MPTransport,
     MultiProcessWeightSyncScheme,
     NoWeightSyncScheme,
+    RayTransport,
     RayWeightSyncScheme,
+    RayWeightUpdater,
+    RPCTransport,
+    RPCWeightSyncScheme,
+    RPCWeightUpdater,
     SharedMemWeightSyncScheme,
     TransportBackend,
     WeightStrategy,
@@ -338,10 +350,39 @@ def test_what_a_strategy_takes_from_a_model_it_gives_to_another(extract_as):
     refused(ArgumentError, "rough", lambda: strategy.apply_weights(target, {"scale": torch.zeros(())}))
 
 
-def test_words_and_schemes_that_are_not_here():
+def test_an_unknown_strategy_is_refused():
     with pytest.raises(ArgumentError, match=r"unknown strategy 'pickle'. Choose one of tensordict, state_dict"):
         SharedMemWeightSyncScheme(strategy="pickle")
-    refused(ArgumentError, "through Ray", lambda: RayWeightSyncScheme())
+
+
+CARRIED = {
+    MultiProcessWeightSyncScheme: MPTransport,
+    RayWeightSyncScheme: RayTransport,
+    DistributedWeightSyncScheme: DistributedTransport,
+    RPCWeightSyncScheme: RPCTransport,
+}
+
+
+def test_any_process_follows_a_sender_by_messages_alone():
+    with contextlib.closing(WorkerGroup([Worker("weight_workers:adopt", start_method="fork")])) as group:
+        for version, (kind, transport) in enumerate(CARRIED.items(), 3):
+            trained, scheme = fill(numbered(), version), kind()
+            sender = scheme.create_sender("value", trained)
+            handle = pickle.loads(pickle.dumps(sender.handle()))
+            assert sender.fd is None and not scheme.local and handle.transport is transport
+            group.order(0, packed(("follow", scheme, handle, 40)))
+            sender.send(version=version)
+            group.order(0, packed(("take", sender.message())))
+            assert group.order(0, packed(("receive",))) == [(True, version, {float(version)})]
+    assert SharedMemWeightSyncScheme().local
+
+
+def test_an_updater_posts_messages_to_whatever_follows():
+    for kind in (RayWeightUpdater, DistributedWeightUpdater, RPCWeightUpdater):
+        sender, trained, receiver, acting = pair(MultiProcessWeightSyncScheme())
+        refused(ArgumentError, "post=", lambda kind=kind, sender=sender: kind(sender=sender))
+        kind(sender=sender, post=receiver.take).push_weights()
+        assert receiver.receive() == 1 and same(trained, acting)
 
 
 class Folder(TransportBackend):

@@ -43,13 +43,6 @@ def stop_midway(target: np.ndarray, source: np.ndarray) -> int:
     return summed(target)
 
 
-def stop_before(memory: np.ndarray) -> int:
-    """A sum before which this process is stopped, once."""
-    versions.summed = summed
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return summed(memory)
-
-
 copy_summed, summed = versions.copy_summed, versions.summed
 
 
@@ -66,10 +59,16 @@ def adopt(channel: Channel) -> None:
             fd = channel.receive_fd()
             receiver = open_receiver(given[0], fd, acting)
             os.close(fd)
+        elif order == "follow":
+            scheme, handle, width = given
+            acting = model(width)
+            receiver = scheme.create_receiver(handle, None, acting)
+        elif order == "take":
+            receiver.take(*given)
         elif order == "receive":
             return receiver.waiting, receiver.receive(), numbers(acting)
         elif order == "stop midway":
-            versions.copy_summed, versions.summed = stop_midway, stop_before
+            versions.copy_summed = stop_midway
         elif order == "until":
             adopted, held = [], []
             while not adopted or adopted[-1] < given[0]:
@@ -91,12 +90,12 @@ def publish(channel: Channel) -> None:
     channel.receive()
     copy_in = SharedVersions._copy_in
 
-    def stopped(self, tensors, at) -> None:
-        copy_in(self, tensors, at)
-        memory = self._slots.memory(at)
+    def stopped(self, tensors, slot) -> None:
+        copy_in(self, tensors, slot)
+        memory = self._bytes[slot]
         memory[len(memory) // 2 :] = 0  # as if the other half had not been copied yet
         os.kill(os.getpid(), signal.SIGSTOP)
-        copy_in(self, tensors, at)
+        copy_in(self, tensors, slot)
 
     SharedVersions._copy_in = stopped
     fill(trained, 2)

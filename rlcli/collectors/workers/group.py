@@ -11,23 +11,25 @@ import dataclasses
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlcli import arguments
-from rlcli.collectors.answers import say
 from rlcli.collectors.workers.batches import SharedBatch
 from rlcli.collectors.workers.each import WorkerRecord
 from rlcli.collectors.workers.worker import TARGET, WorkerBatch, WorkerSpec, signs_of
-from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words
+from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely
 from rlcli.keys import Key, show
 from rlcli.processes.channel import packed
-from rlcli.processes.group import NOT_REPLACED, POLICIES, Lost, Restarts, WorkerGroup, time_to_build
+from rlcli.processes.group import WorkerGroup
 from rlcli.processes.process import room_for
 from rlcli.processes.region import Region
-from rlcli.processes.worker import Pulse, Worker
+from rlcli.processes.replacing import NOT_REPLACED, POLICIES, Call, Lost, Owner
+from rlcli.processes.watchdog import say
+from rlcli.processes.worker import Worker
 from rlcli.specs.field import Fields
 
 CALL = 1
@@ -48,8 +50,11 @@ class ShutDown(ArgumentError):
     """Tell that the workers were ended, perhaps by another thread under a batch."""
 
 
-class CollectorWorkers:
+class CollectorWorkers(Owner):
     """Command the workers of a collector: see the top of this file."""
+
+    fix = "Fix the cause; a Collector shows it in one process."
+    standing_still = "hanging"
 
     def __init__(
         self,
@@ -62,19 +67,14 @@ class CollectorWorkers:
         on_error: str = "raise",
     ) -> None:
         arguments.choice("on_worker_error", on_error, POLICIES)
-        self.sent, self.seed, self.on_error, self.start_method = list(sent), seed, on_error, start_method
+        self.sent, self.seed, self.on_error = list(sent), seed, on_error
         self.first_lane = first_lane  # number of the first worker's first env among all of the run
-        self.name = "env"
         self.records: list[WorkerRecord] = []
         self._orders: list[deque[BatchRequest]] = [deque() for _ in sent]
-        self._follows: dict[str, Callable[[], tuple[bytes, int | None]]] = {}
-        self._kept: dict[str, tuple] = {}
         self._newest: dict[str, bytes] = {}  # messages that go with each worker's next order
         self._sent: list[dict[str, bytes]] = [{} for _ in sent]  # those that went
         self._columns: Fields | None = None  # a row of what is shared
         self._batches = 0
-        self._restarts = Restarts()
-        self._given_up: EnvError | None = None
         self._gone: list[list[int]] = [[] for _ in sent]  # batches whose memory is nobody's, and workers hold still
         # key facts that the workers reported of their collectors when they were made
         self.about: list[dict[str, Any]] = []
@@ -82,15 +82,10 @@ class CollectorWorkers:
         self._signs = Region(signs_of(len(sent)))
         weakref.finalize(self, os.close, self._signs.fd)
         self._delivered = [0] * len(sent)  # the steps of each worker's run up to the last one that was delivered
-        started: list[Worker] = []
+        start = partial(Worker, TARGET, start_method=start_method, preload=[TARGET.partition(":")[0]])
+        self.processes = WorkerGroup(start, len(sent), owner=self, on_error=on_error)
         try:
-            for _ in sent:
-                started.append(self._worker())
-        finally:
-            self._pulse = Pulse(self._signs.arrays["beats"], say)
-            self.processes = WorkerGroup(started, goes_on=on_error == "restart", watch=self._pulse.too_long)
-        try:
-            sizes = self.each("make", [(each,) for each in sent])
+            sizes = self.processes.set_up("make", lambda self, only: self._make(only))
             counts = [int(np.prod(size, dtype=int)) for size in sizes]
             firsts = np.cumsum([0, *counts]).tolist()
             self.all_lanes = firsts[-1] + first_lane if all_lanes is None else all_lanes
@@ -98,11 +93,8 @@ class CollectorWorkers:
                 WorkerRecord(n, first, [-1] * n, index)
                 for index, (n, first) in enumerate(zip(counts, firsts, strict=False))
             ]  # fmt: skip
-            built = [packed(("build", self._built(index), {})) for index in range(len(sent))]
-            self.about = self._ordered(built, self._signs.fd)
+            self.about = self.processes.set_up("build", lambda self, only: self._build(only))
             self.name = self.about[0]["name"]
-            self._pulse.names = [self._place(index) for index in range(len(sent))]
-            self._pulse.limits = [about["step_timeout"] for about in self.about]
         except BaseException:
             self.close()
             raise
@@ -118,51 +110,43 @@ class CollectorWorkers:
     def ranges(self) -> list[range]:
         return [record.span for record in self.records]
 
-    def _worker(self) -> Worker:
-        return Worker(TARGET, start_method=self.start_method, preload=[TARGET.partition(":")[0]])
+    def _make(self, only: Sequence[int]) -> list[Any]:
+        return self._give_each("make", [(self.sent[index],) for index in only], only)
 
-    def _built(self, index: int) -> tuple[int, int, int, int, int]:
-        record = self.records[index]
-        return self.first_lane + record.first_lane, self.all_lanes, self.seed, index, len(self.sent)
+    def _build(self, only: Sequence[int]) -> list[Any]:
+        seeds = self.all_lanes, self.seed
+        each = [(self.first_lane + self.records[i].first_lane, *seeds, i, len(self.sent)) for i in only]
+        return self._give_each("build", each, only, attachments=[self._signs.fd])
 
     def close(self) -> None:
         self.processes.close()
 
     # ---- calls ---------------------------------------------------------------------------------------------------
+    def _give_each(
+        self, name: str, arguments: Sequence[tuple], only: Sequence[int], *, attachments: Sequence[Any] = (),
+        **settings: Any,
+    ) -> list[Any]:  # fmt: skip
+        """Order workers to call a method of theirs, with arguments each."""
+        bodies = [packed((name, args, settings)) for args in arguments]
+        return self.processes.order(CALL, bodies, only=only, attachments=attachments)
+
     def each(self, name: str, arguments: Sequence[tuple], **settings: Any) -> list[Any]:
         """Call a method of every worker, each with arguments of its own; return what they give."""
-        return self._ordered([packed((name, args, settings)) for args in arguments])
+        return self.processes.call(
+            lambda self, only: self._give_each(name, [arguments[index] for index in only], only, **settings)
+        )
 
-    def all(self, name: str, *args: Any, fd: int | None = None) -> list[Any]:
-        return self._ordered([packed((name, args, {}))] * len(self.sent), fd)
+    def all(self, name: str, *args: Any) -> list[Any]:
+        return self.processes.call(_to_all(name, *args))
 
     def call(self, name: str, *args: Any, **settings: Any) -> list[Any]:
-        return self._ordered([packed(("call", (name, *args), settings))] * len(self.sent))
-
-    def _ordered(self, bodies: Sequence[bytes], fd: int | None = None, *, replaces: bool = False) -> list[Any]:
-        """Call all workers and return their answers; a dead worker is replaced and called again."""
-        self._refuse_given_up()
-        try:
-            answers = self.processes.order(CALL, bodies, fd=fd)
-            while self.processes.failed:
-                index, cause = min(self.processes.failed.items())
-                if not (replaces or isinstance(cause, Lost)):
-                    raise cause
-                self._replace(index, cause)
-                (answers[index],) = self.processes.order(CALL, bodies[index], only=[index], fd=fd)
-            return answers
-        except Lost as lost:
-            raise self._refusal(lost) from None
-        finally:
-            for index, cause in list(self.processes.failed.items()):
-                if not isinstance(cause, Lost):  # who raised something can be given another order
-                    del self.processes.failed[index]
+        return self.processes.call(_to_all("call", name, *args, **settings))
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
         if self._columns is None:
-            look = packed(("look", (random_frames,), {}))
-            self._columns = self._alike(self._ordered([look] * len(self.sent), replaces=True))
+            look = _to_all("look", random_frames)
+            self._columns = self._alike(self.processes.set_up("look", look, replaces=True))
         lanes = self.lanes if only is None else self.records[only].lanes
         memory = {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in self._columns.items()}
         self._batches += 1
@@ -184,7 +168,7 @@ class CollectorWorkers:
 
     def begin(self, index: int, order: BatchRequest) -> None:
         """Order a worker to write a batch, behind those that it is writing."""
-        self._refuse_given_up()
+        self.processes.refuse_given_up()
         self._pass_over_broken()
         if not self._orders[index]:
             self._delivered[index] = self._steps(index)
@@ -229,9 +213,8 @@ class CollectorWorkers:
         weights = {name: each for name, each in dict(self._newest).items() if each is not sent.get(name)}
         gone = self._gone[index][:]
         args = (order.steps, order.random_steps, order.timed, weights, batch.number, gone, new)
-        self.processes.begin(
-            index, CALL, packed(("collect", args, {})), about=order, fd=None if new is None else batch.fd
-        )
+        memory = () if new is None else (batch.fd,)
+        self.processes.begin(index, CALL, packed(("collect", args, {})), about=order, attachments=memory)
         batch.mapped.add(key)  # the worker has what goes with an order, or is sent it again: this may be broken off
         del self._gone[index][: len(gone)]
         sent.update(weights)
@@ -248,7 +231,7 @@ class CollectorWorkers:
                 raise
             except Exception as error:
                 index = self.processes.awaited
-                error.add_note(f"In {self._place(index)}.")
+                error.add_note(f"In {self.place(index)}.")
                 if self.on_error == "raise" or isinstance(error, NOT_REPLACED):
                     self._orders[index].popleft()
                     self.records[index].begins = False
@@ -296,11 +279,9 @@ class CollectorWorkers:
         for record, standing in zip(self.records, self.all("standing"), strict=True):
             record.episodes, record.next_id = standing
 
-    def follow(self, model_id: str, receiver: Callable[[], tuple[bytes, int | None]]) -> None:
-        """Make all workers, replacements too, adopt what `receiver`, an order and a descriptor, brings."""
-        body, fd = receiver()
-        self._ordered([body] * len(self.sent), fd)
-        self._follows[model_id] = receiver
+    def follow(self, name: str, receiver: Callable[[], tuple[bytes, Sequence[Any]]]) -> None:
+        """Make all workers, replacements too, adopt what `receiver`, an order with attachments, brings."""
+        self.processes.set_up(f"follow {name}", _followed(receiver))
 
     def post(self, messages: Mapping[str, bytes]) -> None:
         """Send the workers versions of some models with their next orders."""
@@ -308,8 +289,7 @@ class CollectorWorkers:
 
     def keep(self, name: str, *args: Any) -> list[Any]:
         """Do as `call`, and the same for whoever replaces a worker."""
-        self._kept[name] = args
-        return self.call(name, *args)
+        return self.processes.set_up(name, _to_all("call", name, *args))
 
     def set_hooks(self, hooks: bytes) -> None:
         """Set what workers call before and after their batches from now on."""
@@ -317,102 +297,82 @@ class CollectorWorkers:
         self.all("set_hooks", hooks)
 
     # ---- workers that fail ---------------------------------------------------------------------------------------
-    def _replace(self, index: int, cause: BaseException | None) -> None:
+    def _replace(self, index: int, cause: BaseException) -> None:
         """Replace a worker: new episodes in its envs, its open orders carried out anew."""
-        writes = bool(self._orders[index])
-        while cause is not None:
-            self._begin_anew(index, cause)
-            if writes:  # one that raised has gone on until now
-                record = self.records[index]
-                record.lost_frames += (self._steps(index) - self._delivered[index]) * record.lanes
-            writes = False  # one that ends before it has succeeded has nothing to lose
-            cause = self._succeed(index)
-
-    def _begin_anew(self, index: int, cause: BaseException) -> None:
-        """Start a new process, in which nothing was made yet."""
-        if isinstance(cause, NOT_REPLACED):
-            self._orders[index].clear()
-            raise cause
-        if self.on_error == "raise" or not self.processes.close.alive:
-            assert isinstance(cause, Lost)
-            for begun in self._orders:
-                begun.clear()
-            raise self._refusal(cause) from None
         try:
-            reason = self._restarts.another(
-                self.name, index, self._place(index), cause,
-                collected=self.records[index].frames if index < len(self.records) else 0,
-                fix="Fix the cause; a Collector shows it in one process.",
-            )  # fmt: skip
-        except EnvError as error:  # nobody waits for the others
-            self._given_up = error
-            for begun in self._orders:
-                begun.clear()
+            self.processes.replace(index, cause)
+        except (EnvError, *NOT_REPLACED) as error:
+            own = isinstance(error, NOT_REPLACED) and self.processes.is_open  # else nobody waits for the others
+            for orders in [self._orders[index]] if own else self._orders:
+                orders.clear()
             raise
-        self.processes.replace(index, self._worker())
+
+    def replaced(self, index: int, why: str) -> None:
         self._sent[index] = {}
-        if index < len(self.records):
-            record = self.records[index]
-            record.restarts, record.cause, record.begins = record.restarts + 1, reason, True
-        self._pulse.another(index)
-
-    def _succeed(self, index: int) -> BaseException | None:
-        """Make a new worker go on where the one before it was; return why it could not."""
-        patience = time_to_build(self.about[index]["step_timeout"]) if self.about else None  # it has no pulse yet
-        try:
-            for body, fd in self._beginning(index):
-                self.processes.order(CALL, body, only=[index], fd=fd, patience=patience)
-                if (cause := self.processes.failed.get(index)) is not None:
-                    if not isinstance(cause, Lost):  # half of it was made, whether it is replaced now or later
-                        self.processes.failed[index] = Lost(index, f"raised {in_words(cause)}")
-                    return cause
-            self._delivered[index] = self._steps(index)
-            for order in self._orders[index]:
-                self._give(index, order)
-        except Lost as lost:
-            return lost
-        return None
-
-    def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:
-        """Give the orders that bring a new worker to where its predecessor was."""
-        if not self.records:
+        if index >= len(self.records):
             return
-        record = self.records[index]
-        yield packed(("make", (self.sent[index],), {})), None
+        record, steps = self.records[index], self._steps(index)
+        record.restarts, record.cause, record.begins = record.restarts + 1, why, True
+        if self._orders[index]:  # one that ends before it goes on has nothing to lose, and its clock is 0
+            record.lost_frames += max(0, steps - self._delivered[index]) * record.lanes
+        self._delivered[index] = steps
+
+    def go_on(self, index: int) -> None:
         if not self.about:
             return
-        yield packed(("build", self._built(index), {})), self._signs.fd
-        if self._columns is not None:
-            yield packed(("look", (0,), {})), None
-        for name, args in self._kept.items():
-            yield packed(("call", (name, *args), {})), None
+        record = self.records[index]
         begun = [number + 1 for number in record.episodes]
-        yield packed(("call", ("begin_anew", record.frames, [record.next_id - 1], begun), {})), None
-        for receiver in self._follows.values():
-            yield receiver()
+        self._give_each("call", [("begin_anew", record.frames, [record.next_id - 1], begun)], [index])
+        self._delivered[index] = self._steps(index)
+        for order in self._orders[index] if index not in self.processes.failed else ():
+            self._give(index, order)
 
-    def _refuse_given_up(self) -> None:
-        """Stop replacing workers: the others may be busy for long."""
-        if self._given_up is not None:
-            raise self._given_up
+    def limit(self, index: int) -> float | None:
+        return self.about[index]["step_timeout"] if self.about else None
 
-    def _refusal(self, lost: Lost) -> RlcliError:
-        if not self.processes.close.alive:
+    def progress(self, index: int, turn: int) -> object:
+        return int(self._signs.arrays["beats"][index])  # what hangs in Python or the system is ended in the worker
+
+    def stands_still(self, index: int, seconds: float) -> None:
+        if self.about:  # else it is about to begin
+            say(
+                f"{self.place(index)} has not run for {seconds:.0f} s: it was stopped, or its code holds the "
+                "GIL; still waiting (env.step_timeout=SECONDS would kill it)"
+            )
+
+    def collected(self, index: int) -> int:
+        return self.records[index].frames if index < len(self.records) else 0
+
+    def refusal(self, lost: Lost) -> RlcliError:
+        if not self.processes.is_open:
             return ShutDown("the collector was shut down", fix="Make a new one.")
         killed = "SIGKILL" in lost.how
         return EnvError(
-            f"a collector worker {lost.how}", where=self._place(lost.index),
+            f"a collector worker {lost.how}", where=self.place(lost.index),
             why="its unfinished batch is lost" + ("; the machine may be out of memory" if killed else ""),
             fix="on_worker_error='restart' restarts such workers; collector=sync runs its env in this process.",
         )  # fmt: skip
 
-    def _place(self, index: int) -> str:
+    def place(self, index: int) -> str:
         if index >= len(self.records):
             return f"worker {index}"
         record = self.records[index]
         last = record.first_lane + record.lanes - 1
         envs = f"env {last}" if record.lanes == 1 else f"envs {record.first_lane} to {last}"
         return f"worker {index}, {envs} of {self.name}"
+
+
+def _to_all(name: str, *args: Any, **settings: Any) -> Call:
+    body = packed((name, args, settings))
+    return lambda owner, only: owner.processes.order(CALL, body, only=only)
+
+
+def _followed(receiver: Callable[[], tuple[bytes, Sequence[Any]]]) -> Call:
+    def follow(owner: CollectorWorkers, only: Sequence[int]) -> list[Any]:
+        body, attachments = receiver()
+        return owner.processes.order(CALL, body, only=only, attachments=attachments)
+
+    return follow
 
 
 def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:

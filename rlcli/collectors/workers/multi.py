@@ -41,7 +41,7 @@ from rlcli.collectors.workers.each import (
     warn_of_cores,
 )
 from rlcli.collectors.workers.group import CollectorWorkers, ShutDown
-from rlcli.collectors.workers.weights import PublishedWeights
+from rlcli.collectors.workers.weights import WorkerModels
 from rlcli.collectors.workers.worker import WorkerBatch, WorkerSpec
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
@@ -51,6 +51,7 @@ from rlcli.processes.worker import USUAL_METHOD
 from rlcli.specs.field import CODED
 from rlcli.transforms import NextObservationDelta
 from rlcli.vec_envs.workers import told
+from rlcli.weight_update.publisher import Publisher
 
 _RENUMBERED = 1 << 48  # is added to the id of a trajectory each time that rows of it are lost
 _COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins")  # of a worker, in a checkpoint
@@ -97,7 +98,6 @@ class MultiProcessCollector(BaseCollector):
 
     frames_per_batch: int | list[int]  # type: ignore[assignment]
     _at_exit = 10.0
-    _weights: PublishedWeights
     _calls_hooks = False
     _no_attributes = BaseCollector._no_attributes | {"reset_at_each_iter", "set_truncated"}  # workers have them
 
@@ -150,7 +150,8 @@ class MultiProcessCollector(BaseCollector):
             if self._schema.next == CODED:
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
-            self._weights = PublishedWeights(self.group, self.policy, weight_sync_schemes)
+            self._models = WorkerModels(self.group, self.policy, weight_sync_schemes)
+            self._weights = Publisher(self._models)
             self.outside = Outside()
             self._reuse = parent.reuse_batch
             if self.trajectories is not None and self._has_members:
@@ -346,7 +347,7 @@ class MultiProcessCollector(BaseCollector):
     # ---- weights -------------------------------------------------------------------------------------------------
     @property
     def weights_nbytes(self) -> int:
-        return self._weights.nbytes
+        return self._models.nbytes
 
     def register_model(self, name: str, module: nn.Module, used: str | None = None) -> None:
         """Keep a further model in step: `update_policy_weights_` publishes `module`'s weights as well.
@@ -426,7 +427,7 @@ class MultiProcessCollector(BaseCollector):
 
     def _close(self) -> None:
         super()._close()
-        self._weights.close()
+        self._models.close()
         self.group.close()
 
 

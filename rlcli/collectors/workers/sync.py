@@ -80,7 +80,7 @@ class MultiSyncCollector(MultiProcessCollector):
         self._whole = True  # the last batch: no worker has taken steps that nobody got
         if self.preemptive_threshold is not None:
             self._preempted = Region(STOP)
-            self.group.follow("preemption", lambda: (packed(("watch", (), {})), self._preempted.fd))
+            self.group.follow("preemption", lambda: (packed(("watch", (), {})), [self._preempted.fd]))
 
     @property
     def shares(self) -> list[int]:

@@ -1,101 +1,101 @@
-"""Versions of weights on their way from this process to workers: a sender of each model here, a receiver in each."""
+"""The models that act in workers: a sender of each here, a receiver in each worker."""
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from rlcli.arguments import refuse
-from rlcli.collectors.weights import POLICY, Source, check_model, spoken_of
 from rlcli.collectors.workers.group import CollectorWorkers
 from rlcli.processes.channel import packed
-from rlcli.weight_update import SharedMemWeightSyncScheme, WeightSender, WeightSyncScheme
-from rlcli.weight_update.newest import SharedNewest
+from rlcli.weight_update.publications import SharedPublications
+from rlcli.weight_update.publisher import POLICY
+from rlcli.weight_update.schemes import SharedMemWeightSyncScheme, WeightSyncScheme
+from rlcli.weight_update.sender import WeightSender
+from rlcli.weight_update.tensors import Source
 
 
-class PublishedWeights:
-    """Publish the trained models' weights to workers, by default through shared memory."""
+class WorkerModels:
+    """Send versions of each trained model to all workers by its scheme, as the target of a `Publisher`.
 
-    def __init__(self, group: CollectorWorkers, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
-        self.group, self.version = group, 0
-        self._schemes, self._warned = _schemes(schemes), False
-        self._senders: dict[str, WeightSender] = {}
-        self._trained: dict[str, Any] = {}
-        self._lock = threading.Lock()  # of all above: any thread may publish
-        self._newest = SharedNewest()
-        self.group.follow("all models", lambda: (packed(("follow_together", (), {})), self._newest.fd))
-        self._follow(POLICY, policy if isinstance(policy, nn.Module) else nn.Module(), POLICY)
-        self._trained[POLICY] = policy
+    Parameters
+    ----------
+    usual : WeightSyncScheme, optional
+        Of models without one; where it is not `local`, workers may be on other machines, and all schemes have to suit.
+    """
+
+    def __init__(
+        self,
+        group: CollectorWorkers,
+        policy: Any,
+        schemes: Mapping[str, WeightSyncScheme] | None,
+        usual: WeightSyncScheme | None = None,
+    ) -> None:
+        self.group, self._schemes, self._warned = group, _schemes(schemes), False
+        self._usual = SharedMemWeightSyncScheme() if usual is None else usual
+        self._local = self._usual.local
+        self.trained: dict[str, Any] = {}
+        self.senders: dict[str, WeightSender] = {}
+        self._publications = SharedPublications()
+        group.follow("all models", self._together)
+        self.connect(POLICY, policy, POLICY)
 
     @property
     def nbytes(self) -> int:
-        return sum(sender.nbytes for sender in self._senders.values())
+        return sum(sender.nbytes for sender in self.senders.values())
 
-    def register(self, name: str, model: nn.Module, used: str) -> None:
-        """Publish the weights of `model` too, for what a worker's collector has at `used`."""
-        check_model(name, model)
+    def _together(self) -> tuple[bytes, Sequence[Any]]:
+        return packed(("follow_together", (self._local,), {})), [self._publications.fd] if self._local else ()
+
+    def connect(self, name: str, trained: Any, used: Any) -> None:
         refuse(not isinstance(used, str), f"the model '{name}' is used in workers, each of which has its own",
                why=f"got a {type(used).__name__}",
                fix="Give its place from the collector on: 'env.reward_model'.")  # fmt: skip
-        self._follow(name, model, used)
+        scheme = self._schemes.get(name, self._usual)
+        refuse(scheme.local and not self._local, f"the weights of '{name}' do not get to other machines",
+               why=f"a {type(scheme).__name__} shares memory",
+               fix=f"Use {type(self._usual).__name__}, which is what a model without a scheme gets.")  # fmt: skip
+        sender = scheme.create_sender(name, trained if isinstance(trained, nn.Module) else nn.Module())
+        sender.join(self._publications)
 
-    def _follow(self, name: str, model: nn.Module, used: str) -> None:
-        scheme = self._schemes.get(name) or SharedMemWeightSyncScheme()
-        sender, place = scheme.create_sender(name, model), self._newest.another()
-        sender.join(self._newest, place)
-
-        def receiver() -> tuple[bytes, int | None]:
-            return packed(("follow", (used, place, sender.handle(), sender.fd is not None), {})), sender.fd
+        def receiver() -> tuple[bytes, Sequence[Any]]:
+            fds = [] if sender.fd is None else [sender.fd]
+            return packed(("follow", (used, sender.handle(), bool(fds)), {})), fds
 
         self.group.follow(name, receiver)
-        with self._lock:
-            if name in self._senders:
-                self._senders[name].close()
-            self._senders[name], self._trained[name] = sender, model
+        if name in self.senders:
+            self.senders[name].close()
+        self.senders[name], self.trained[name] = sender, trained
 
-    def publish(self, source: Source | None, model_id: str | None) -> None:
-        """Make a version known: of all models as they are trained now, or of one from `source`; from any thread.
+    def checked(self, name: str, source: Source) -> list[Tensor]:
+        return self.senders[name].checked(None if source is self.trained[name] else source)
 
-        Warn, once, of schemes of models that nobody registered.
-        """
-        refuse(model_id in self._schemes and model_id not in self._senders, f"no model is called '{model_id}'",
-               why="it has a scheme, and no module: register_model(name, module) gives it one")  # fmt: skip
-        unused = self._schemes.keys() - self._senders.keys()
+    def send(self, checked: dict[str, list[Tensor]], version: int) -> None:
+        """Send; warn, once, of schemes of models that nobody registered."""
+        with self._publications.published():
+            for name, tensors in checked.items():
+                self.senders[name].send_checked(tensors, version)
+        messages = {name: sender.message() for name, sender in self.senders.items()}
+        self.group.post({name: message for name, message in messages.items() if message is not None})
+        unused = self._schemes.keys() - self.senders.keys()
         if unused and not self._warned:
             self._warned = True
             warnings.warn(
                 f"weight_sync_schemes names {', '.join(sorted(unused))}, and no model is called so: nothing is sent by "
-                f"it; there {'are' if len(self._senders) > 1 else 'is'} {', '.join(self._senders)}, and "
+                f"it; there {'are' if len(self.senders) > 1 else 'is'} {', '.join(self.senders)}, and "
                 "register_model(name, module) adds one",
-                stacklevel=4,
+                stacklevel=5,
             )
-        with self._lock:
-            new = spoken_of(self._trained, source, model_id)
-            self._send(new, self.version + (POLICY in new))
-
-    def _send(self, new: Mapping[str, Any], version: int) -> None:
-        checked = {
-            name: self._senders[name].checked(None if x is self._trained[name] else x) for name, x in new.items()
-        }
-        with self._newest.published():
-            for name, tensors in checked.items():  # all fit
-                self._senders[name].send_checked(tensors, version)
-        messages = {name: self._senders[name].message() for name in new}
-        self.group.post({name: message for name, message in messages.items() if message is not None})
-        self.version = version
 
     def restart_at(self, version: int) -> None:
-        """Go on counting from there, with the weights that models have now: those of workers are of another course."""
-        with self._lock:
-            self._send(self._trained, version)
+        self.send({name: sender.checked() for name, sender in self.senders.items()}, version)
 
     def close(self) -> None:
-        self._newest.close()
-        for sender in self._senders.values():
+        self._publications.close()
+        for sender in self.senders.values():
             sender.close()
 
 

@@ -38,10 +38,10 @@ from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.line import Line, serve
 from rlcli.processes.process import seed_streams
 from rlcli.processes.region import Arrays, Region
-from rlcli.processes.worker import BEAT, beat
+from rlcli.processes.watchdog import BEAT, beat
 from rlcli.specs.field import PASS, Fields
 from rlcli.vec_envs.workers import Told
-from rlcli.weight_update.newest import Newest, SharedNewest
+from rlcli.weight_update.publications import SharedPublications
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
 
@@ -143,6 +143,11 @@ class PartCollector(Collector):
         self._stop = stop
 
     @property
+    def policy_version(self) -> int:
+        """Number of the publication that acts here."""
+        return self._models.version
+
+    @property
     def next_id(self) -> int:
         return self._engine.ids.next_id
 
@@ -190,7 +195,7 @@ class SharedRows:
 
     def arrays(self, memory: Arrays) -> dict[Any, np.ndarray]:
         """Return the arrays that the order brings."""
-        region = Region(memory, self._channel.receive_fd())
+        region = Region(memory, self.descriptor())
         region.forget_fd()
         return region.arrays
 
@@ -201,11 +206,8 @@ class SharedRows:
         beat(beats)
         return clock
 
-    def newest(self) -> Newest:
-        return SharedNewest(self._channel.receive_fd())
-
-    def descriptor(self, sent: bool) -> int | None:
-        return self._channel.receive_fd() if sent else None
+    def descriptor(self) -> int:
+        return self._channel.receive_fd()
 
     def memory(
         self, collector: SlotCollector, slot: int, forget: Sequence[int], new: tuple[Arrays, int, int] | None
@@ -227,12 +229,6 @@ class OwnRows:
 
     def clock(self, index: int, workers: int) -> np.ndarray:
         return np.zeros(1, np.int64)
-
-    def newest(self) -> Newest:
-        return Newest(*(np.zeros(*of) for of in Newest.fields(1).values()))
-
-    def descriptor(self, sent: bool) -> None:
-        assert not sent
 
     def memory(self, collector: PartCollector) -> dict[Key, np.ndarray]:
         return {}
@@ -368,15 +364,16 @@ class CollectorWorker:
         """Return what a successor has to know: the lanes' episodes, and the next trajectory's id."""
         return self.collector.episodes, self.collector.next_id
 
-    def follow_together(self) -> None:
+    def follow_together(self, has_fd: bool) -> None:
         """Adopt publications of any models from now on."""
-        self.receivers = ModelsReceiver(self.rows.newest())
+        publications = SharedPublications(self.rows.descriptor()) if has_fd else None
+        self.receivers = ModelsReceiver(publications)
         self.collector.follow(self.receivers)
 
-    def follow(self, used: str, place: int, handle: Handle, has_fd: bool) -> None:
-        fd = self.rows.descriptor(has_fd)
+    def follow(self, used: str, handle: Handle, has_fd: bool) -> None:
+        fd = self.rows.descriptor() if has_fd else None
         try:
-            self.receivers.open(place, handle, fd, self.collector.model(used))
+            self.receivers.open(handle, fd, self.collector.model(used))
         finally:
             if fd is not None:
                 os.close(fd)

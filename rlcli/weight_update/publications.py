@@ -1,0 +1,82 @@
+"""Count publications in shared memory, so that of one publication all models are seen at one instant.
+
+```
+writer   writes a slot of each model, marks all of them 7, then counts 7
+reader   takes the count, then of each model the newest slot that no later publication has marked
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+
+from rlcli.processes.region import Arrays, Region
+
+COUNT: Arrays = {"count": ((1,), np.dtype(np.int64))}
+
+
+class Overtaken(Exception):
+    """Report that a newer publication overwrote what is read: look again."""
+
+
+class Publications:
+    """Publish what one process has staged, at once; `count` is int64 `[1]` in memory that its readers share."""
+
+    def __init__(self, count: np.ndarray) -> None:
+        self._count = count.data  # Python's own numbers
+        self._staged: list[tuple[memoryview, int]] = []
+        self._order = threading.Lock()
+        self.seen = 0  # by this reader
+
+    @property
+    def count(self) -> int:
+        return self._count[0]
+
+    def stage(self, marks: memoryview, slot: int) -> None:
+        self._staged.append((marks, slot))
+
+    def publish(self) -> None:
+        """Have readers see all that is staged."""
+        number = self.count + 1
+        for marks, slot in self._staged:
+            marks[slot] = number
+        self._fence()
+        self._count[0] = number
+        self._staged.clear()
+
+    @contextlib.contextmanager
+    def published(self) -> Iterator[None]:
+        """Publish at the end; on an error drop all that was staged."""
+        try:
+            yield
+            self.publish()
+        finally:
+            self._staged.clear()
+
+    def look(self) -> None:
+        """Take the newest publication as the one that is read."""
+        self.seen = self.count
+        self._fence()
+
+    def _fence(self) -> None:
+        """Keep loads and stores on their side of here, on processors that reorder them too."""
+        for _ in range(2):
+            with self._order:
+                pass
+
+
+class SharedPublications(Publications):
+    """Keep the count in memory of its own: made by the parent, which sends `fd` until `close`; a worker gives `fd`."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        region = Region(COUNT, fd)
+        super().__init__(region.arrays["count"])
+        self.fd = region.fd
+        self.close = weakref.finalize(self, region.forget_fd)
+        if fd is not None:
+            self.close()

@@ -1,0 +1,327 @@
+"""Collectors whose workers are somewhere else give what those of this machine give, to the bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import signal
+import threading
+from functools import partial
+
+import pytest
+import torch
+from face import Recurrence, decode_state, encode_state, refused
+from interrupted import instructions
+from loopback import Loopback
+from tensordict.nn import TensorDictModule
+
+from rlcli.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
+from rlcli.collectors.workers import group
+from rlcli.data import LazyTensorStorage, ReplayBuffer
+from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import ArgumentError, EnvError
+from rlcli.modules import MLP, Categorical, ProbabilisticActor, build_actor_critic
+from rlcli.processes import remote_group
+from rlcli.processes.replacing import RESTARTS
+from rlcli.transforms import StepCounter
+from rlcli.weight_update import MultiProcessWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
+from tests.collectors.counting import counting, pair, steps_seen
+
+KINDS = [MultiSyncCollector, MultiAsyncCollector]
+IDS, VERSION = ("collector", "traj_ids"), ("collector", "policy_version")
+
+
+def cartpole():
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+
+def four():
+    return SerialEnv(4, cartpole)
+
+
+def actor(seed: int = 0) -> ProbabilisticActor:
+    torch.manual_seed(seed)
+    net = TensorDictModule(MLP(4, 2, hidden=[16]), ["observation"], ["logits"])
+    return ProbabilisticActor(net, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+
+
+def gru(seed: int = 0):
+    env = cartpole()
+    recurrence = Recurrence("gru", 8, 2, {})
+    return build_actor_critic(
+        env.observation_spec, env.action_spec, hidden=[8], recurrence=recurrence, generator=0
+    ).actor  # fmt: skip
+
+
+def doubled(batch):
+    batch["next", "reward"].mul_(2)
+    batch["collector", "twice"] = batch["observation"] * 2
+
+
+def same(a, b) -> None:
+    """The same keys, with the same bits."""
+    assert {*a.keys(True, True)} == {*b.keys(True, True)}
+    for key in a.keys(True, True):
+        x, y = (torch.as_tensor(each[key].full() if hasattr(each[key], "full") else each[key]) for each in (a, b))
+        assert x.dtype == y.dtype and x.shape == y.shape, key
+        assert torch.equal(*(each.nan_to_num(7.5) if x.is_floating_point() else each for each in (x, y))), key
+
+
+def follows(batch) -> None:
+    """Where two rows are of one episode, the second's observation is what the first says comes next."""
+    rows = batch.reshape(-1, batch.shape[-1])
+    on = rows[IDS][:, 1:] == rows[IDS][:, :-1]
+    now, after = rows["observation"][:, 1:], torch.as_tensor(rows["next", "observation"])[:, :-1]
+    assert torch.equal(now[on], after[on])
+
+
+def published(collector, policy) -> None:
+    with torch.no_grad():
+        for weights in policy.parameters():
+            weights.mul_(1.01)
+    collector.update_policy_weights_()
+
+
+# ---- what workers of this machine give -------------------------------------------------------------------------------
+CASES = {
+    "full": (four, actor, {"next_obs": "full"}),
+    "exact": (four, actor, {"next_obs": "exact"}),
+    "compact": (four, actor, {"next_obs": "compact"}),
+    "delta": (four, actor, {"next_obs": "delta"}),
+    "single envs": (cartpole, actor, {"next_obs": "exact"}),
+    "single envs, full, end to end": (cartpole, actor, {"cat_results": 0}),
+    "recurrent": (four, gru, {"recurrent_state_stride": 16, "next_obs": "exact"}),
+    "uneven": (four, actor, {"frames_per_batch": [40, 80], "cat_results": 0, "next_obs": "exact"}),
+    "ended early": (four, actor, {"reset_when_done": False}),
+    "hooks": (four, actor, {"post_collect_hook": doubled, "init_random_frames": 150}),
+    "cut, kept": (four, actor, {"max_frames_per_traj": 9, "keep_keys": ["observation", "action", ("next", "done")]}),
+    "transforms": (lambda: four().append_transform(StepCounter(7)), actor, {"set_truncated": True}),
+    "no policy": (four, lambda: None, {"track_traj_ids": False}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_those_of_workers_of_this_machine(case):
+    env, policy, more = CASES[case]
+    options = {"frames_per_batch": 160, "seed": 3, "track_policy_version": True} | more
+    policies = policy(), policy()
+    with (
+        MultiSyncCollector([env] * 2, policies[0], **options) as here,
+        MultiSyncCollector([env] * 2, policies[1], transport=Loopback, **options) as there,
+    ):
+        for n in range(5):
+            same(here.next(), there.next())
+            if policies[0] is not None and n % 2:
+                for each, acting in zip((here, there), policies, strict=True):
+                    published(each, acting)
+        assert [vars(record) for record in here.workers] == [vars(record) for record in there.workers]
+        assert here.stats(workers="both") == there.stats(workers="both")
+        remote = there.processes.remote
+    assert remote.is_closed and remote.carried == (2 if policies[0] is not None else 0)
+
+
+def test_what_was_delivered_is_the_consumers_own():
+    with MultiSyncCollector([four] * 2, actor(), frames_per_batch=80, seed=0, transport=Loopback) as c:
+        first = c.next()
+        kept = first.clone()
+        first["observation"].add_(0)  # which may be written to
+        for _ in range(4):
+            c.next()
+    same(first, kept)
+
+
+@pytest.mark.parametrize("mode", ["full", "exact", "compact"])
+def test_a_batch_travels_at_the_size_of_its_rows(mode, monkeypatch):
+    """Observations once and the successors of rows where episodes ended, in whatever mode."""
+    came = []
+    joined = remote_group.joined
+    monkeypatch.setattr(remote_group, "joined", lambda *parts: came.append((joined(*parts), *parts)) or came[-1][0])
+    frames = 1024
+    with MultiSyncCollector([four] * 2, actor(), frames_per_batch=frames, next_obs=mode, transport=Loopback) as c:
+        c.next(), came.clear(), c.next()
+    for part, body, arrays in came:
+        rows = frames // 2 * sum(x[0, 0].nbytes for x in part.columns.values())
+        ends = 0 if mode == "compact" else sum(x.nbytes for x in part.finals.stacked().values()) + 4 * 16
+        assert sum(x.nbytes for x in arrays) + len(body) <= 1.01 * (rows + ends) + 4096
+        assert ("next", "observation") not in part.columns
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("back", [True, False], ids=["goes on there", "goes on here"])
+def test_a_run_goes_on_half_way_there_or_here(kind, back):
+    def make(elsewhere):
+        options = {"transport": Loopback} if elsewhere else {}
+        return kind([four] * 2, actor(), frames_per_batch=80, seed=3, next_obs="exact", episode_seeds=True, **options)
+
+    with make(True) as first:
+        assert first.remember_episodes(1000)
+        for _ in range(3):
+            first.deliver()
+        published(first, first.policy)
+        state = decode_state(b"".join(map(bytes, encode_state(first.state_dict()))), "a checkpoint")
+        expected = [first.deliver() for _ in range(5)]
+    with make(back) as second:
+        published(second, second.policy)
+        second.remember_episodes(1000)
+        assert second.load_state_dict(state) == [] and second.frames == 3 * 80
+        found = [second.deliver() for _ in range(5)]
+        assert kind is MultiSyncCollector or second.lag >= 0
+    if kind is MultiAsyncCollector:  # who is first is chance: what the first worker gave, as far as both have it
+        expected, found = ([d for d in each if not d.lanes.start] for each in (expected, found))
+        assert expected and found
+    for a, b in zip(expected, found, strict=kind is MultiSyncCollector):
+        same(a.raw.exclude(VERSION), b.raw.exclude(VERSION))
+
+
+def test_versions_advance_on_every_worker_that_does_not_wait():
+    policy, seen = actor(), [set(), set()]
+    with MultiAsyncCollector([four] * 2, policy, frames_per_batch=40, max_lag=8, transport=Loopback) as c:
+        for n in range(40):
+            delivered = c.deliver()
+            versions = delivered.raw[VERSION].unique().tolist()
+            assert len(versions) == 1 and 0 <= n - versions[0] <= 8
+            seen[delivered.lanes.start // 4] |= {*versions}
+            published(c, policy)
+        assert all(len(versions) > 5 for versions in seen) and c.processes.remote.carried == 40
+        state = c.state_dict()
+    with AsyncCollector([four], policy, frames_per_batch=40, transport=Loopback) as c:
+        c.next()
+        assert c.lag == 0
+    with MultiAsyncCollector([four] * 2, policy, frames_per_batch=40, transport=Loopback) as c:
+        c.load_state_dict(state)
+        for _ in range(6):
+            c.next()
+            assert c.lag >= 0 and c.policy_version == 40
+    assert max(map(len, c.group.processes.begun())) <= 2
+
+
+def test_rows_go_into_a_buffer_that_is_here_while_a_thread_collects():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=32)
+    with MultiAsyncCollector([four] * 2, None, frames_per_batch=80, replay_buffer=buffer, transport=Loopback) as c:
+        c.start()
+        while len(buffer) < 2000:
+            assert c.background.failure is None
+        c.async_shutdown()
+    assert buffer.sample()["observation"].shape == (32, 4)
+
+
+# ---- what befalls workers --------------------------------------------------------------------------------------------
+class Fatal(GymEnv):
+    """Raises, or ends its process, at a step."""
+
+    def __init__(self, how):
+        super().__init__("CartPole-v1", categorical_action_encoding=True)
+        step, self.t = self.env.step, 0
+
+        def fatal(action):
+            self.t += 1
+            if self.t == 20:
+                os._exit(7) if how == "exits" else 1 / 0
+            return step(action)
+
+        self.env.step = fatal
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["exits", "raises", "killed"])
+def test_a_worker_that_fails_is_named(kind, how):
+    makers = [cartpole, partial(Fatal, how) if how != "killed" else cartpole]
+    words = {"exits": "worker exited code 7 1, env", "raises": "ZeroDivisionError", "killed": "killed SIGKILL worker 1"}
+    with kind(makers, None, frames_per_batch=40, seed=0, transport=Loopback) as c:
+        c.next()
+        if how == "killed":
+            os.kill(c.processes.workers[1].process.pid, signal.SIGKILL)
+        with refused(EnvError, words[how]):
+            for _ in range(20):
+                c.next()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_are_exact_whatever_kills_workers(kind, tmp_path):
+    rng, seed = random.Random(), random.randrange(1 << 30)
+    print("seed", seed)
+    rng.seed(seed)
+    paths = [tmp_path / str(index) for index in range(2)]
+    makers = [partial(pair, path, 7) for path in paths]
+    options = {"frames_per_batch": 200, "next_obs": "exact", "seed": 0, "on_worker_error": "restart"}
+    with kind(makers, None, transport=Loopback, **options) as c:
+        frames = 0
+        for n in range(1, RESTARTS):
+            victim = rng.randrange(2)
+            timer = threading.Timer(rng.random() * 0.03, lambda v=victim: c.processes.remote.kill(c.processes.workers[v]))
+            timer.start()
+            while sum(often for often, _ in c.restarts) < n or timer.is_alive():
+                batch = c.next()
+                frames += batch.numel()
+                follows(batch)
+                assert batch.numel() == 200 and c.frames == frames
+        waiting = sum(part["lanes"] * part["steps"] for _, part in c.state_dict().get("ready", ()))
+        lost = sum(frames for _, frames in c.restarts)
+        seen = steps_seen(*paths)
+    assert 0 <= seen - frames - waiting <= lost  # what was asked for and did not come: at most
+    assert lost <= 2 * 2 * 200 * (RESTARTS - 1)
+
+
+def test_a_loop_of_failures_ends_with_its_first_cause():
+    with (
+        MultiSyncCollector([partial(Fatal, "raises")] * 2, None, frames_per_batch=80, transport=Loopback,
+                           on_worker_error="restart") as c,
+        refused(EnvError, "restarted more ZeroDivisionError"),
+    ):  # fmt: skip
+        c.next()
+
+
+def test_a_stopped_worker_is_killed_where_steps_have_a_limit(monkeypatch, tmp_path):
+    def limited():
+        env = SerialEnv(2, partial(counting, tmp_path / "steps"))
+        env.vec_env.step_timeout = 0.2
+        return env
+
+    monkeypatch.setattr(remote_group, "_LOOK", 0.05)
+    with MultiSyncCollector([limited] * 2, None, frames_per_batch=20, transport=Loopback) as c:
+        c.next()
+        os.kill(c.processes.workers[1].process.pid, signal.SIGSTOP)
+        with refused(EnvError, "killed not answering worker 1 envs 2 to 3"):
+            c.next()
+
+
+def test_collecting_goes_on_wherever_ctrl_c_came():
+    files, rng = {group.__file__, remote_group.__file__}, random.Random(0)
+    policy = actor()
+    with MultiAsyncCollector([cartpole] * 2, policy, frames_per_batch=4, seed=0, transport=Loopback) as c:
+        c.next()
+        all_of_it = instructions(files, c.next)
+        for _ in range(60):
+            published(c, policy)
+            instructions(files, c.next, at=rng.randrange(all_of_it))
+            for _ in range(100):
+                follows(c.next())
+                if all(record.version == c.policy_version for record in c.group.records):
+                    break
+            else:
+                raise AssertionError(f"{c.policy_version}: {c.group.records}")
+
+
+# ---- what cannot be ---------------------------------------------------------------------------------------------------
+REFUSED = {
+    "preemptive_threshold": {"preemptive_threshold": 0.5},
+    "weights_swap step": {"weights_swap": "step"},
+    "SharedMemWeightSyncScheme policy": {"weight_sync_schemes": {"policy": SharedMemWeightSyncScheme()}},
+    "start_method": {"start_method": "spawn"},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_needs_one_machine_is_refused_before_anything_starts(words):
+    def never(workers):
+        raise AssertionError("was started")
+
+    refused(ArgumentError, words, lambda: MultiSyncCollector([cartpole], actor(), transport=never, **REFUSED[words]))
+
+
+def test_models_go_by_the_schemes_that_are_messages():
+    schemes = {"policy": MultiProcessWeightSyncScheme(strategy="state_dict"), "value": NoWeightSyncScheme()}
+    with MultiSyncCollector([cartpole], actor(), transport=Loopback, weight_sync_schemes=schemes) as c:
+        c.register_model("value", torch.nn.Linear(1, 1), "policy")
