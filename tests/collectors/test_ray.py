@@ -1,28 +1,37 @@
-"""Workers on a Ray cluster give what local ones give; the cluster is nobody else's, and nothing of it is left behind."""
+"""Workers on a Ray cluster give what local ones give; the cluster is nobody else's, and nothing of it stays behind."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import psutil
 import pytest
+import torch
 from face import refusals, refused
+from test_remote import CASES, VERSION, actor, follows, four, published, same
 
 from rlcli.collectors import MultiSyncCollector
 from rlcli.collectors.distributed import RayCollector, cluster, ray_remote
 from rlcli.collectors.distributed.ray_remote import RayRemote, versions
 from rlcli.collectors.workers.worker import REMOTE
-from rlcli.errors import ArgumentError, ResourceError
+from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import ArgumentError, EnvError, ResourceError
 from rlcli.processes.leftovers import MARK
-from rlcli.processes.remote_group import RemoteGroup
+from rlcli.processes.line import FAILED, raised
+from tests.collectors.counting import pair, steps_seen
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 CPUS = 4
@@ -33,19 +42,29 @@ def nothing():
     raise AssertionError("no env is made")
 
 
+def until(true, seconds: float = LONG) -> None:
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.1)
+
+
 # ---- without a cluster ---------------------------------------------------------------------------------------------
+def ray(makers=nothing, **options):
+    return lambda: RayCollector(makers, **options)
+
+
+TWO = [nothing] * 2
 test_what_makes_no_sense_is_refused_before_a_cluster_is_made = refusals(
-    ("preemption", ArgumentError, "preemptive_threshold", lambda: RayCollector(nothing, sync=True, preemptive_threshold=0.5)),
-    ("start method", ArgumentError, "start_method", lambda: RayCollector(nothing, start_method="spawn")),
-    ("swap", ArgumentError, "weights weights_swap", lambda: RayCollector(nothing, weights_swap="step")),
-    ("number", ArgumentError, "num_collectors 3", lambda: RayCollector([nothing] * 2, num_collectors=3)),
-    ("class", ArgumentError, "collector_class", lambda: RayCollector(nothing, collector_class="rpc")),
-    ("one of one", ArgumentError, "2", lambda: RayCollector(nothing, collector_class="single", num_workers_per_collector=2)),
-    ("waits inside", ArgumentError, "sync=False", lambda: RayCollector(
-        nothing, collector_class=MultiSyncCollector, num_workers_per_collector=2)),
-    ("resources", ArgumentError, "remote_configs 2", lambda: RayCollector([nothing] * 2, remote_configs=[{}])),
-    ("further", ArgumentError, "weights_swap", lambda: RayCollector(
-        [nothing] * 2, collector_kwargs=[{}, {"weights_swap": "rollout"}])),
+    ("preemption", ArgumentError, "preemptive_threshold", ray(sync=True, preemptive_threshold=0.5)),
+    ("start method", ArgumentError, "start_method", ray(start_method="spawn")),
+    ("swap", ArgumentError, "weights weights_swap", ray(weights_swap="step")),
+    ("number", ArgumentError, "num_collectors 3", ray(TWO, num_collectors=3)),
+    ("class", ArgumentError, "collector_class", ray(collector_class="rpc")),
+    ("one of one", ArgumentError, "2", ray(collector_class="single", num_workers_per_collector=2)),
+    ("waits", ArgumentError, "sync", ray(collector_class=MultiSyncCollector, num_workers_per_collector=2)),
+    ("resources", ArgumentError, "remote_configs 2", ray(TWO, remote_configs=[{}])),
+    ("further", ArgumentError, "seed", ray(TWO, collector_kwargs=[{"seed": 1}, {"seed": 2}])),
 )  # fmt: skip
 
 
@@ -124,9 +143,159 @@ def test_workers_that_the_cluster_has_no_room_for_are_refused(joined):
 def test_a_node_with_other_versions_is_refused_by_its_first_answer(joined, monkeypatch):
     remote = RayRemote(cluster.cluster_of(None, 1), REMOTE, [{"num_cpus": 1}], 1, LONG)
     monkeypatch.setattr(ray_remote, "versions", lambda: versions() | {"torch": "1.0"})
-    group = RemoteGroup(remote, 1, goes_on=False, say=print)
-    refused(ArgumentError, "torch 1.0", lambda: group.order(1, b""))
-    group.close()
+    how, body, _ = remote.submit(remote.start(0), 1, 1, b"", {}).result(LONG)
+    assert how == FAILED and isinstance(raised(body), ArgumentError) and "torch" in str(raised(body))
+    remote.close()
+
+
+def test_a_cluster_that_is_there_is_joined_by_its_token(joined):
+    token = marked()[0].environ()["RAY_AUTH_TOKEN"]
+    with program(joined.address, RAY_AUTH_TOKEN=token) as process:
+        assert process.stdout.readline() == f"{joined.address}\n"
+
+
+def test_a_cluster_of_the_users_own_is_used_and_goes_on(joined, monkeypatch):
+    monkeypatch.setattr(cluster, "_cluster", None)
+    with pytest.warns(UserWarning, match="initialised already"):
+        used = cluster.cluster_of(None, 1)
+    assert used.address == joined.address
+    used.leave()
+    assert joined.ray.is_initialized()
+
+
+# ---- collecting ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("case", ["full", "recurrent"])
+def test_batches_are_those_of_workers_of_this_machine(joined, case, monkeypatch):
+    env, policy, more = CASES[case]
+    options = {"frames_per_batch": 160, "seed": 3, "track_policy_version": True} | more
+    policies = policy(), policy()
+    put, puts = joined.ray.put, []
+    monkeypatch.setattr(joined.ray, "put", lambda value: puts.append(put(value)) or puts[-1])
+    with (
+        MultiSyncCollector([env] * 2, policies[0], **options) as here,
+        RayCollector([env] * 2, policies[1], sync=True, **options) as there,
+    ):
+        for n in range(5):
+            same(here.next(), there.next())
+            if n % 2:
+                for each, acting in zip((here, there), policies, strict=True):
+                    published(each, acting)
+        assert [vars(record) for record in here.workers] == [vars(record) for record in there.workers]
+    assert isinstance(there, RayCollector) and isinstance(there, MultiSyncCollector)
+    assert len(puts) == 2  # of two versions, for two workers
+
+
+def test_collectors_of_several_workers_publish_now_and_then(joined):
+    policy, seen = actor(), [set() for _ in range(4)]
+    with RayCollector(
+        four, policy, num_collectors=2, num_workers_per_collector=2, collector_class="async", frames_per_batch=40,
+        max_weight_update_interval=2,
+    ) as c:  # fmt: skip
+        assert len(c.workers) == 4
+        for _ in range(60):
+            delivered = c.deliver()
+            seen[delivered.lanes.start // 4] |= {*delivered.raw[VERSION].unique().tolist()}
+            assert c.lag >= 0
+    assert c.policy_version == 29 and all(len(versions) > 3 for versions in seen)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_frames_are_exact_whatever_kills_workers(joined, sync, tmp_path):
+    rng, seed = random.Random(), random.randrange(1 << 30)
+    print("seed", seed)
+    rng.seed(seed)
+    paths = [tmp_path / str(index) for index in range(2)]
+    makers = [partial(pair, path, 7) for path in paths]
+    options = {"frames_per_batch": 200, "next_obs": "exact", "seed": 0, "on_worker_error": "restart"}
+    with RayCollector(makers, None, sync=sync, **options) as c:
+        frames = 0
+        for n in range(1, 4):
+            victim = rng.randrange(2)
+            timer = threading.Timer(
+                rng.random() * 0.03, lambda v=victim: c.processes.remote.kill(c.processes.workers[v])
+            )
+            timer.start()
+            while sum(often for often, _ in c.restarts) < n or timer.is_alive():
+                batch = c.next()
+                frames += batch.numel()
+                follows(batch)
+                assert batch.numel() == 200 and c.frames == frames
+        waiting = sum(part["lanes"] * part["steps"] for _, part in c.state_dict().get("ready", ()))
+        lost = sum(frames for _, frames in c.restarts)
+        seen = steps_seen(*paths)
+    assert 0 <= seen - frames - waiting <= lost <= 2 * 2 * 200 * 3
+
+
+class Fatal(gym.Env):
+    """Ends its process, raises or hangs at its 30th step."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+    seen, t = np.zeros(1, np.float32), 0
+
+    def __init__(self, how):
+        self.how = how
+
+    def reset(self, *, seed=None, options=None):
+        return self.seen, {}
+
+    def step(self, action):
+        self.t += 1
+        if self.t == 30:
+            {"exits": lambda: os._exit(7), "raises": lambda: 1 / 0, "hangs": lambda: time.sleep(1000)}[self.how]()
+        return self.seen, 0.0, False, False, {}
+
+
+def fatal(how):
+    env = SerialEnv(1, lambda: GymEnv(Fatal(how), categorical_action_encoding=True))
+    env.vec_env.step_timeout = 0.5
+    return env
+
+
+ENDS = {"exits": "worker ended 0", "raises": "ZeroDivisionError step 30", "hangs": "0.5 step 30 test_ray.py"}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_worker_that_fails_is_named(joined, how):
+    with RayCollector(partial(fatal, how), None, sync=True, frames_per_batch=20, seed=0) as c:
+        c.next()
+        with refused(EnvError, ENDS[how]):
+            c.next()
+
+
+def pictures():
+    return GymEnv(Pictures(), categorical_action_encoding=True)
+
+
+class Pictures(gym.Env):
+    observation_space, action_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(2)
+    picture = np.arange(4 * 84 * 84, dtype=np.uint8).reshape(4, 84, 84)
+
+    def reset(self, *, seed=None, options=None):
+        return self.picture, {}
+
+    def step(self, action):
+        return self.picture, 0.0, False, False, {}
+
+
+def test_a_batch_is_copied_once_and_leaves_the_store(joined):
+    def empty() -> bool:
+        return joined.ray.available_resources()["object_store_memory"] == all_of_it
+
+    all_of_it = joined.ray.cluster_resources()["object_store_memory"]
+    until(empty)
+    held = joined.ray.put(np.zeros(1 << 24))
+    until(lambda: not empty())
+    del held
+    with RayCollector(pictures, None, sync=True, frames_per_batch=2048, next_obs="exact") as c:
+        c.next()
+        before = psutil.Process().memory_full_info().uss
+        batch = c.next()
+        grown = psutil.Process().memory_full_info().uss - before
+        size = batch["observation"].nbytes
+        assert size > 57e6 and grown < 1.1 * size
+        until(empty)
+        batch["observation"][:] = 0  # which is the consumer's own
+        assert (c.next()["observation"] == torch.as_tensor(Pictures.picture)).all()
 
 
 # ---- processes that end, and what they leave -------------------------------------------------------------------------
@@ -164,10 +333,7 @@ def test_a_head_that_is_gone_stops_the_run_and_a_killed_parent_leaves_nothing():
         assert process.stdout.readline() == "stopped\n" and time.monotonic() - began < 30
         assert process.poll() is None and len(marked(mark)) > 1
         process.kill()
-        began = time.monotonic()
-        while left := marked(mark):
-            assert time.monotonic() - began < 10, left
-            time.sleep(0.2)
+        until(lambda: not marked(mark), 10.0)
 
 
 def test_a_wrong_token_is_refused(joined):

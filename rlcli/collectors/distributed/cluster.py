@@ -21,16 +21,15 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlcli.arguments import refuse
-from rlcli.collectors.answers import say
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.leftovers import MARK, clear_up, watch_over
+from rlcli.processes.watchdog import say
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _OUTLIVES_HEAD = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(86_400)}
@@ -66,7 +65,8 @@ def cluster_of(address: str | None, cpus: float, config: Mapping[str, Any] | Non
     address = None if address == "local" else address
     if _cluster is not None and _cluster.close.alive:
         refuse(address not in (None, _cluster.address), "this process uses a Ray cluster already",
-               where=_cluster.address, why=f"another is asked for at {address}", fix="Shut its collectors down first.")  # fmt: skip
+               where=_cluster.address, why=f"another is asked for at {address}",
+               fix="Shut its collectors down first.")  # fmt: skip
     else:
         _cluster = Cluster(address, cpus, config)
     _cluster.users += 1
@@ -122,7 +122,7 @@ class Cluster:
                 raise ResourceError(
                     "Ray could not start" if self.started else "Ray did not let this process into the cluster",
                     where=given["address"], why=in_words(error.__cause__ or error.__context__ or error, 140),
-                    fix=None if self.started else "Set RAY_AUTH_TOKEN to its token, and use its version of Ray and Python.",
+                    fix=None if self.started else "Set RAY_AUTH_TOKEN to its token, and use its Ray and Python.",
                 ) from error  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from rlcli.collectors.distributed.cluster import cluster_of
 from rlcli.collectors.distributed.ray_remote import RayRemote
 from rlcli.collectors.options import EACH, FIELDS
 from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
-from rlcli.collectors.workers.each import own_length
+from rlcli.collectors.workers.each import makers_of, own_length
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
@@ -91,11 +91,7 @@ class RayCollector(MultiProcessCollector):
         timeout: float = 120.0,
         **options: Any,
     ) -> None:
-        several = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str)
-        refuse(several and num_collectors not in (None, len(create_env_fn)),
-               f"create_env_fn has {len(create_env_fn) if several else 1} entries, one for each collector",
-               why=f"num_collectors is {num_collectors}")  # fmt: skip
-        makers = [*create_env_fn] if several else [create_env_fn] * arguments.count("num_collectors", num_collectors or 1)  # fmt: skip
+        makers = makers_of(create_env_fn, num_collectors, "num_collectors")
         self._each = arguments.count("num_workers_per_collector", num_workers_per_collector)
         _check_inner(collector_class, self._each, sync)
         for name, why in _LOCAL.items():
@@ -104,11 +100,13 @@ class RayCollector(MultiProcessCollector):
                why="they come with the order for the next one", fix='Use weights_swap="rollout".')  # fmt: skip
         self._resources = of_each("remote_configs", remote_configs or {"num_cpus": 1}, len(makers))
         self._init_config, self._timeout = ray_init_config, timeout
-        self._interval, self._published = max_weight_update_interval, (0, 0)  # version, and batches until then
+        self._interval = max_weight_update_interval
+        self._version = self._since = 0  # newest, and batches with it
         if update_after_each_batch:
             options["update_at_each_batch"] = True
         options |= _further(collector_kwargs, len(makers), self._each)
-        super().__init__([maker for maker in makers for _ in range(self._each)], policy, **options)
+        makers = [maker for maker in makers for _ in range(self._each)]
+        super().__init__(makers, policy, transport=self._remote, **options)
 
     def _remote(self, count: int) -> RayRemote:
         cpus = self._each * sum(each.get("num_cpus", 1) for each in self._resources)
@@ -117,11 +115,11 @@ class RayCollector(MultiProcessCollector):
         )  # fmt: skip
 
     def _before_batch(self) -> None:
-        version, batches = self._published
-        if version != self.policy_version:
-            self._published = self.policy_version, self.batches
-        elif 0 < self._interval <= self.batches - batches:
+        if 0 < self._interval <= self._since and self._version == self.policy_version:
             self.update_policy_weights_()
+        if self._version != self.policy_version:
+            self._version, self._since = self.policy_version, 0
+        self._since += 1
         super()._before_batch()
 
 
@@ -140,7 +138,8 @@ def _check_inner(kind: Any, workers: int, sync: bool) -> None:
         return
     refuse(kind not in _INNER.values(), f"unknown collector_class {kind!r}", fix=f"Use one of {', '.join(_INNER)}.")
     refuse(kind is Collector and workers > 1, "a Collector has one worker",
-           why=f"num_workers_per_collector is {workers}", fix="Use MultiSyncCollector or MultiAsyncCollector.")  # fmt: skip
+           why=f"num_workers_per_collector is {workers}",
+           fix="Use MultiSyncCollector or MultiAsyncCollector.")  # fmt: skip
     refuse(kind is MultiSyncCollector and workers > 1 and not sync,
            "workers of a MultiSyncCollector wait for each other, and sync=False delivers each by itself",
            fix="Use sync=True, or a SerialEnv or ParallelEnv in one worker.")  # fmt: skip

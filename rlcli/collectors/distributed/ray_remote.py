@@ -143,7 +143,7 @@ def versions() -> dict[str, str]:
 def _refusal(needed: Mapping[str, str]) -> ArgumentError | None:
     """Return why a worker on this node cannot serve a process that has these versions."""
     there = versions()
-    differing = [f"{name} {there[name]} there, {version} here" for name, version in needed.items() if there[name] != version]  # fmt: skip
+    differing = [f"{name} {there[name]} there, {here} here" for name, here in needed.items() if there[name] != here]
     if not differing:
         return None
     return ArgumentError(
