@@ -69,6 +69,10 @@ class WorkerGroup(ReplacingGroup):
     def is_open(self) -> bool:
         return self.close.alive
 
+    def alive(self, index: int) -> bool:
+        """Say whether a worker's process lives."""
+        return self.workers[index].exit_code() is None
+
     def interrupt_by(self, check: Callable[[], object]) -> None:
         """Call `check` twice a second from now on: what it raises ends the wait."""
         self._interrupt = check

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -32,6 +33,7 @@ from rlcli.processes.messages import joined, parted
 from rlcli.processes.replacing import Lost, Owner, ReplacingGroup
 from rlcli.processes.watchdog import LOOK, SAY_AFTER, Watchdog
 
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 Answer: TypeAlias = tuple[int, bytes, Sequence[np.ndarray]]  # ANSWER or FAILED, and the value: see `messages.joined`
 _LONGER = 10  # times the longest answer so far, after which a worker with a limit counts as hanging
 
@@ -132,7 +134,8 @@ class RemoteGroup(ReplacingGroup):
                 if self.goes_on:
                     self.failed[index] = raised(answer[1])
                 answer = None
-            answers.append(None if answer is None else joined(*answer[1:]))
+            # copied, since a transport's memory may only be read, and what a worker says may be kept
+            answers.append(None if answer is None else joined(answer[1], [np.array(x) for x in answer[2]]))
         if failed is not None and not self.goes_on:
             self.awaited = failed[0]
             raise failed[1]
@@ -145,12 +148,12 @@ class RemoteGroup(ReplacingGroup):
         body: bytes = NOTHING,
         *,
         about: Any = None,
-        carried: Mapping[str, Any] | None = None,
+        attachments: Mapping[str, Any] = EMPTY,
     ) -> None:
-        """Submit an order for `first`, behind those before it."""
+        """Submit an order for `first`, behind those before it, with what the transport is to carry beside it."""
         self._check()
         self._submit_begun()
-        self._begun[index].append(_Order(self._next_turn(), kind, body, carried or {}, about))
+        self._begun[index].append(_Order(self._next_turn(), kind, body, attachments, about))
         self._submit_begun()
 
     def begun(self) -> list[list[Any]]:
@@ -191,7 +194,7 @@ class RemoteGroup(ReplacingGroup):
     # ---- futures ---------------------------------------------------------------------------------------------------
     def _submitted(self, index: int, kind: int, body: bytes) -> _Order:
         self._submit_begun()
-        order = _Order(self._next_turn(), kind, body, {}, None)
+        order = _Order(self._next_turn(), kind, body, EMPTY, None)
         self._submit(index, order)
         return order
 
@@ -226,12 +229,12 @@ class RemoteGroup(ReplacingGroup):
     def _wait(self, futures: Mapping[Any, int]) -> list[int]:
         """Wait until one of the futures is done; return whose are, none where a worker was lost instead."""
         while True:
+            if self._interrupt is not None:
+                self._interrupt()
             done, _ = concurrent.futures.wait(futures, LOOK, concurrent.futures.FIRST_COMPLETED)
             if done:
                 return [index for future, index in futures.items() if future in done]
             self._check_open()
-            if self._interrupt is not None:
-                self._interrupt()
             for index in futures.values():
                 self._watch(index)
                 if index in self.failed:

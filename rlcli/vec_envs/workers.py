@@ -6,6 +6,7 @@ in workers has no package that those could import.
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -74,7 +75,8 @@ class Told:
 
     def learn(self) -> None:
         """Register it in this process; warn of what cannot be loaded here."""
-        current_process().authkey = self.authkey
+        if self.authkey:
+            current_process().authkey = self.authkey
         for name in self.packages:
             registry.import_package(name)
         for kind, name, body in self.names:
@@ -88,6 +90,10 @@ class Told:
                 gym.registry.setdefault(name, value)
             else:
                 registry.learn(kind, name, value)
+
+    def elsewhere(self) -> Told:
+        """Return what workers of other machines are to know, which no proxy works on."""
+        return dataclasses.replace(self, authkey=b"")
 
 
 def told() -> Told:

@@ -10,11 +10,11 @@ import pytest
 from face import packed, refused, unpacked
 from interrupted import instructions
 
-from rlcli.errors import ArgumentError, StoppedSafely
-from rlcli.processes import remote_group
-from rlcli.processes.group import Lost
+from rlcli.errors import ArgumentError, EnvError, StoppedSafely
+from rlcli.processes import remote_group, replacing
 from rlcli.processes.line import Traceback
 from rlcli.processes.remote_group import Gone, RemoteGroup, RemoteWorker
+from rlcli.processes.replacing import Lost, Owner
 
 
 class Counting:
@@ -84,17 +84,38 @@ class Threads:
             worker[1].shutdown()
 
 
+class Boss(Owner):
+    """Whose the workers of these tests are."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float | None] = [None, None]
+        self.said: list[int] = []
+        self.why: list[str] = []
+
+    def limit(self, index):
+        return self.seconds[index]
+
+    def stands_still(self, index, seconds):
+        self.said.append(index)
+
+    def replaced(self, index, why):
+        self.why.append(why)
+
+
 @pytest.fixture
-def group(monkeypatch, request):
-    monkeypatch.setattr(remote_group, "_LOOK", 0.02)
-    said: list[str] = []
-    with_two = RemoteGroup(Threads(), 2, goes_on=getattr(request, "param", False), say=said.append)
-    with_two.said = said
-    yield with_two
-    with_two.close()
+def boss():
+    return Boss()
 
 
-going_on = pytest.mark.parametrize("group", [True], indirect=True)
+@pytest.fixture
+def group(monkeypatch, request, boss):
+    monkeypatch.setattr(remote_group, "LOOK", 0.02)
+    group = RemoteGroup(Threads(), 2, owner=boss, on_error=getattr(request, "param", "raise"))
+    yield group
+    group.close()
+
+
+going_on = pytest.mark.parametrize("group", ["restart"], indirect=True)
 
 
 def ask(group, *order, **settings):
@@ -106,14 +127,17 @@ def test_orders_are_answered_and_what_workers_raise_is_raised_here(group):
     with refused(KeyError, "gone") as caught:
         ask(group, "raise")
     assert isinstance(caught.value.__cause__, Traceback) and "in carry_out" in str(caught.value.__cause__)
-    assert [x.tolist()[-1] for x in ask(group, "array")] == [1002, 1003]
+    numbers = ask(group, "array")
+    assert [x.tolist()[-1] for x in numbers] == [1002, 1003] and all(
+        x.flags.owndata or x.base.flags.owndata for x in numbers
+    )
 
 
 def test_orders_that_were_begun_come_as_they_are_done_in_turn(group):
     carried = {"policy": group.remote.carry(b"weights")}
     for n in range(3):
         for index in range(2):
-            group.begin(index, 1, packed(n), about=(index, n), carried=carried)
+            group.begin(index, 1, packed(n), about=(index, n), attachments=carried)
     assert group.begun() == [[(index, n) for n in range(3)] for index in range(2)]
     assert ask(group, "between") == [("between", 4, {})] * 2
     came = [group.first() for _ in range(6)]
@@ -136,18 +160,20 @@ def test_who_is_lost_is_told_of_and_a_group_that_does_not_go_on_ends_with_it(gro
 
 
 @going_on
-def test_a_lost_worker_is_replaced_and_what_it_was_to_answer_is_dropped(group):
+def test_a_lost_worker_is_replaced_and_what_it_was_to_answer_is_dropped(group, boss):
+    group.set_up("greet", lambda owner, only: ask(group, "hello", only=only))
     for index in (0, 1):
         group.begin(index, 1, packed("wait"), about=index)
     lost = group.workers[0]
     group.remote.kill(lost)
-    refused(Lost, "was killed", group.first)
-    assert list(group.failed) == [0] and ask(group, "raise", only=[0]) == [None]
-    group.replace(0)
-    assert group.begun() == [[], [1]] and not group.failed and group.workers[0] is not lost
-    assert ask(group, "hello", only=[0]) == [("hello", 1, {})]
+    with refused(Lost, "was killed") as caught:
+        group.first()
+    assert list(group.failed) == [0] and ask(group, "raise", only=[0]) == [None] and not group.alive(0)
+    group.replace(0, caught.value)
+    assert group.begun() == [[], [1]] and not group.failed and group.workers[0] is not lost and group.alive(0)
+    assert ask(group, "hello", only=[0]) == [("hello", 2, {})] and boss.why == ["worker 0 was killed"]
     group.workers[1][0]._served.goes_on.set()
-    assert group.first() == (1, ("wait", 1, {}))
+    assert group.first() == (1, ("wait", 2, {}))
     assert ask(group, "raise") == [None, None] and [*group.failed] == [0, 1]
 
 
@@ -156,28 +182,31 @@ def test_a_worker_that_cannot_be_reached_is_lost(group):
     refused(Lost, "could not be reached", lambda: group.begin(0, 1))
 
 
-def test_a_worker_that_does_not_answer_is_said_or_killed(group, monkeypatch):
+def test_a_worker_that_does_not_answer_is_said_or_killed(group, boss, monkeypatch):
+    def waited_for(seconds):
+        served = group.workers[0][0]._served
+        served.goes_on.clear()
+        group.begin(0, 1, packed("wait"))
+        threading.Timer(seconds, served.goes_on.set).start()
+        return group.first()[1][0]
+
     monkeypatch.setattr(remote_group, "SAY_AFTER", 0.05)
-    group.begin(0, 1, packed("hello"))
-    group.first()
-    group.begin(0, 1, packed("wait"))
-    threading.Timer(0.2, group.workers[0][0]._served.goes_on.set).start()
-    assert group.first()[1] == ("wait", 2, {})
-    assert len(group.said) == 1 and "worker 0 has not answered" in group.said[0]
-    group.workers[0][0]._served.goes_on.clear()
-    group.limits[0] = 0.05
-    group.begin(0, 1, packed("wait"))  # ten times the 0.2 s are more than it needs
-    threading.Timer(0.3, group.workers[0][0]._served.goes_on.set).start()
-    assert group.first()[1] == ("wait", 3, {})
+    boss.seconds[0] = 0.05  # none was answered before: by what is a first one too long?
+    assert waited_for(0.2) == "wait" and boss.said == [0]
+    assert waited_for(0.3) == "wait" and boss.said == [0]  # ten times the 0.2 s are more than it needs
     group._longest[0] = 0.01
-    group.workers[0][0]._served.goes_on.clear()
-    group.begin(0, 1, packed("wait"))
-    refused(Lost, "killed not answering", group.first)
+    with refused(Lost, "killed not answering 0.15"):
+        waited_for(0.5)
     assert group.remote.killed == [group.workers[0]]
 
 
-def test_patience_of_a_call_is_kept_to(group):
-    refused(Lost, "killed 0.05", lambda: ask(group, "wait", patience=0.05))
+@going_on
+def test_who_replaces_a_worker_has_its_time_too(group, boss, monkeypatch):
+    monkeypatch.setattr(replacing, "BUILDING", 0.05)
+    monkeypatch.setattr(replacing, "RESTARTS", 1)
+    boss.seconds = [0.01, 0.01]
+    group.set_up("make", lambda owner, only: ask(group, "hello" if len(only) > 1 else "wait", only=only))
+    refused(EnvError, "restarted killed first", lambda: group.replace(1, Lost(1, "was killed first")))
 
 
 def test_a_wait_is_ended_by_what_is_asked_meanwhile(group):
@@ -230,5 +259,5 @@ def test_who_cannot_start_all_ends_those_that_it_started():
             return super().start(index)
 
     remote = Few()
-    refused(ArgumentError, "room", lambda: RemoteGroup(remote, 2, goes_on=False, say=print))
+    refused(ArgumentError, "room", lambda: RemoteGroup(remote, 2, owner=Boss()))
     assert remote.open[0][0]._served.closed

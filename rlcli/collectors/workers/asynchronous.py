@@ -18,8 +18,9 @@ from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.finish import Delivered, Ended
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.workers.group import BatchRequest, ShutDown
+from rlcli.collectors.workers.group import ShutDown
 from rlcli.collectors.workers.multi import MultiProcessCollector
+from rlcli.collectors.workers.rows import BatchRequest
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import WorkerBatch
 from rlcli.errors import ArgumentError, in_words

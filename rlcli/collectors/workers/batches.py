@@ -1,4 +1,4 @@
-"""Batches that workers write: the memory that their parent shares with them, and one `Filled` of all their rows.
+"""Batches that workers wrote: one `Filled` of all their rows, in memory that they share or that is made for it.
 
 Where one took fewer steps than others, zeros follow its rows (as ids, -1), and its last row keeps its true successor:
 
@@ -11,35 +11,18 @@ worker 1   b0 b1 .  .           b1 b2 .  .               1 1 0 0
 from __future__ import annotations
 
 import dataclasses
-import os
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlcli.collectors.batch import Columns, FinalObservations, Kept
+from rlcli.collectors.batch import FinalObservations, Kept
 from rlcli.collectors.finish import Filled, Seconds
 from rlcli.collectors.workers.worker import WorkerBatch
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS, Key, show
-from rlcli.processes.region import Arrays, Region
 from rlcli.vec_envs.bounds import sentence
-
-
-class SharedBatch:
-    """Share the memory of one batch (key -> (shape, dtype) of `[lanes, steps, *]`) with workers."""
-
-    def __init__(self, number: int, memory: Arrays, steps: int) -> None:
-        self.number, self.memory, self.steps = number, memory, steps
-        region = Region(memory)
-        self.fd = region.fd
-        weakref.finalize(self, os.close, region.fd)  # the mapping stays as long as a consumer holds an array of it
-        self.columns = Columns(steps, region.arrays, {})  # type: ignore[arg-type]
-        self.mapped: set[tuple[int, int]] = set()  # by which workers, each with its number of restarts
-        del region
-        self.columns.settle()
 
 
 class Outside:

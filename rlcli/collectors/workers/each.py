@@ -97,6 +97,18 @@ def check_names(options: Mapping[str, Any], kind: type) -> None:
             raise ArgumentError(f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None)
 
 
+def check_elsewhere(options: Mapping[str, Any], start_method: str | None, schemes: Any) -> None:
+    """Refuse what workers of other machines cannot do."""
+    refuse(options.get("weights_swap", "rollout") != "rollout", "weights_swap='step' needs workers of this machine",
+           why="new weights get to others with the order of a batch", fix="Leave it out.")  # fmt: skip
+    refuse(start_method is not None, "start_method is of processes of this machine",
+           why="a transport starts these workers", fix="Leave it out.")  # fmt: skip
+    for name, scheme in schemes.items() if isinstance(schemes, Mapping) else ():
+        refuse(getattr(scheme, "local", False), f"weights of '{name}' do not get to workers elsewhere",
+               why=f"a {type(scheme).__name__} shares memory",
+               fix="Use MultiProcessWeightSyncScheme, or leave it out.")  # fmt: skip
+
+
 def of_worker(options: Mapping[str, Any], index: int, count: int, maker: Any) -> CollectorOptions:
     """Return the options of one worker: what stays with the parent is left at its default."""
     chosen = {name: value for name, value in options.items() if name in FIELDS and name not in in_scope(PARENT)}
@@ -119,20 +131,20 @@ def one_of_all(name: str, value: Any, workers: int) -> Any:
 
 
 # ---- what another process is sent ------------------------------------------------------------------------------------
-def pickled(options: CollectorOptions) -> bytes:
-    """Pickle the options by value; shared tensors stay shared, but for those of modules."""
+def pickled(options: CollectorOptions, *, shared: bool = True) -> bytes:
+    """Pickle the options by value; `shared` tensors stay shared, but for those of modules."""
     try:
-        return dumps(options)
+        return dumps(options, shared=shared)
     except Exception:  # whatever a user's `__reduce__` raises
         for name in FIELDS:
             sent(name, getattr(options, name))
         raise
 
 
-def sent(name: str, value: Any) -> bytes:
+def sent(name: str, value: Any, *, shared: bool = True) -> bytes:
     """Return an option as another process can take it: `pickle.loads` gives the like."""
     try:
-        return dumps(value)
+        return dumps(value, shared=shared)
     except Exception as error:  # whatever a user's `__reduce__` raises
         raise ArgumentError(
             f"{name} cannot be sent to another process", why=f"it is a {type(value).__name__}: {in_words(error, 200)}",
@@ -149,8 +161,10 @@ _SENDABLE = {
 }
 
 
-def dumps(value: Any) -> bytes:
-    """Return what `pickle.loads` reads in another process, as long as this one holds the value."""
+def dumps(value: Any, *, shared: bool = True) -> bytes:
+    """Return what `pickle.loads` reads in another process; `shared` tensors while this one holds them."""
+    if not shared:
+        return cloudpickle.dumps(value)
     body = io.BytesIO()
     _Pickler(body).dump(value)
     return body.getvalue()

@@ -1,6 +1,6 @@
 """The worker processes of one collector: made, given batches to write, and replaced where they fail.
 
-An order is a slot of shared memory and how many steps to write to it. Each worker carries out its orders one after the
+An order is how many steps to write, and where (`rows`). Each worker carries out its orders one after the
 other, and `next` gives whatever is written first. A worker that is lost took its open batch with it: what it had
 delivered is the parent's. Its successor begins new episodes in the same lanes, and carries out the orders anew.
 """
@@ -8,42 +8,22 @@ delivered is the parent's. Its successor begins new episodes in the same lanes, 
 from __future__ import annotations
 
 import dataclasses
-import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rlcli import arguments
-from rlcli.collectors.workers.batches import SharedBatch
 from rlcli.collectors.workers.each import WorkerRecord
-from rlcli.collectors.workers.worker import TARGET, WorkerBatch, WorkerSpec, signs_of
+from rlcli.collectors.workers.rows import CALL, BatchRequest, LocalRows, RemoteRows
+from rlcli.collectors.workers.worker import WorkerBatch, WorkerSpec
 from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely
 from rlcli.keys import Key, show
 from rlcli.processes.channel import packed
-from rlcli.processes.group import WorkerGroup
-from rlcli.processes.process import room_for
-from rlcli.processes.region import Region
 from rlcli.processes.replacing import NOT_REPLACED, POLICIES, Call, Lost, Owner
 from rlcli.processes.watchdog import say
-from rlcli.processes.worker import Worker
 from rlcli.specs.field import Fields
-
-CALL = 1
-_FILES = 6  # that a worker takes of its parent, with its first batches
-
-
-class BatchRequest(NamedTuple):
-    """Order a worker to write `steps` into `batch`, the first `random_steps` with random actions."""
-
-    batch: SharedBatch
-    first: int
-    steps: int
-    random_steps: int
-    timed: bool
 
 
 class ShutDown(ArgumentError):
@@ -54,36 +34,30 @@ class CollectorWorkers(Owner):
     """Command the workers of a collector: see the top of this file."""
 
     fix = "Fix the cause; a Collector shows it in one process."
-    standing_still = "hanging"
 
     def __init__(
         self,
         sent: Sequence[WorkerSpec],
         *,
-        start_method: str,
+        rows: LocalRows | RemoteRows,
         seed: int,
         first_lane: int = 0,
         all_lanes: int | None = None,
         on_error: str = "raise",
     ) -> None:
         arguments.choice("on_worker_error", on_error, POLICIES)
-        self.sent, self.seed, self.on_error = list(sent), seed, on_error
+        self.sent, self.seed, self.on_error, self.rows = list(sent), seed, on_error, rows
         self.first_lane = first_lane  # number of the first worker's first env among all of the run
         self.records: list[WorkerRecord] = []
         self._orders: list[deque[BatchRequest]] = [deque() for _ in sent]
         self._newest: dict[str, bytes] = {}  # messages that go with each worker's next order
         self._sent: list[dict[str, bytes]] = [{} for _ in sent]  # those that went
         self._columns: Fields | None = None  # a row of what is shared
-        self._batches = 0
-        self._gone: list[list[int]] = [[] for _ in sent]  # batches whose memory is nobody's, and workers hold still
         # key facts that the workers reported of their collectors when they were made
         self.about: list[dict[str, Any]] = []
-        room_for(_FILES * len(sent))
-        self._signs = Region(signs_of(len(sent)))
-        weakref.finalize(self, os.close, self._signs.fd)
         self._delivered = [0] * len(sent)  # the steps of each worker's run up to the last one that was delivered
-        start = partial(Worker, TARGET, start_method=start_method, preload=[TARGET.partition(":")[0]])
-        self.processes = WorkerGroup(start, len(sent), owner=self, on_error=on_error)
+        self.standing_still = rows.standing_still
+        self.processes: Any = rows.group(self, on_error)
         try:
             sizes = self.processes.set_up("make", lambda self, only: self._make(only))
             counts = [int(np.prod(size, dtype=int)) for size in sizes]
@@ -116,7 +90,7 @@ class CollectorWorkers(Owner):
     def _build(self, only: Sequence[int]) -> list[Any]:
         seeds = self.all_lanes, self.seed
         each = [(self.first_lane + self.records[i].first_lane, *seeds, i, len(self.sent)) for i in only]
-        return self._give_each("build", each, only, attachments=[self._signs.fd])
+        return self._give_each("build", each, only, attachments=self.rows.attached)
 
     def close(self) -> None:
         self.processes.close()
@@ -143,17 +117,13 @@ class CollectorWorkers(Owner):
         return self.processes.call(_to_all("call", name, *args, **settings))
 
     # ---- batches -------------------------------------------------------------------------------------------------
-    def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
+    def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> Any:
         if self._columns is None:
             look = _to_all("look", random_frames)
             self._columns = self._alike(self.processes.set_up("look", look, replaces=True))
         lanes = self.lanes if only is None else self.records[only].lanes
         memory = {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in self._columns.items()}
-        self._batches += 1
-        batch = SharedBatch(self._batches, memory, steps)
-        for gone in self._gone:
-            weakref.finalize(batch, gone.append, batch.number)
-        return batch
+        return self.rows.new_batch(memory, steps)
 
     @staticmethod
     def _alike(schemas: Sequence[Fields]) -> Fields:
@@ -171,16 +141,12 @@ class CollectorWorkers(Owner):
         self.processes.refuse_given_up()
         self._pass_over_broken()
         if not self._orders[index]:
-            self._delivered[index] = self._steps(index)
+            self._delivered[index] = self.rows.steps(index)
         self._orders[index].append(order)
         try:
             self._give(index, order)
         except Lost as lost:
             self._replace(index, lost)
-
-    def _steps(self, index: int) -> int:
-        """Count the steps that a worker's lanes have taken in all; of one that ended, until then."""
-        return int(self._signs.arrays["clock"][index])
 
     def _pass_over_broken(self) -> None:
         """Forget orders that Ctrl-C kept from being given, or whose answers it kept from coming out of `next`."""
@@ -207,16 +173,9 @@ class CollectorWorkers(Owner):
         return sum(order.steps * record.lanes for record, orders in pairs for order in orders)
 
     def _give(self, index: int, order: BatchRequest) -> None:
-        batch, key = order.batch, (index, self.records[index].restarts)
-        new = None if key in batch.mapped else (batch.memory, batch.steps, order.first)
         sent = self._sent[index]
         weights = {name: each for name, each in dict(self._newest).items() if each is not sent.get(name)}
-        gone = self._gone[index][:]
-        args = (order.steps, order.random_steps, order.timed, weights, batch.number, gone, new)
-        memory = () if new is None else (batch.fd,)
-        self.processes.begin(index, CALL, packed(("collect", args, {})), about=order, attachments=memory)
-        batch.mapped.add(key)  # the worker has what goes with an order, or is sent it again: this may be broken off
-        del self._gone[index][: len(gone)]
+        self.rows.begin(self.processes, index, self.records[index].restarts, order, weights)
         sent.update(weights)
 
     def next(self) -> tuple[int, BatchRequest, WorkerBatch]:
@@ -311,7 +270,7 @@ class CollectorWorkers(Owner):
         self._sent[index] = {}
         if index >= len(self.records):
             return
-        record, steps = self.records[index], self._steps(index)
+        record, steps = self.records[index], self.rows.steps(index)
         record.restarts, record.cause, record.begins = record.restarts + 1, why, True
         if self._orders[index]:  # one that ends before it goes on has nothing to lose, and its clock is 0
             record.lost_frames += max(0, steps - self._delivered[index]) * record.lanes
@@ -323,7 +282,7 @@ class CollectorWorkers(Owner):
         record = self.records[index]
         begun = [number + 1 for number in record.episodes]
         self._give_each("call", [("begin_anew", record.frames, [record.next_id - 1], begun)], [index])
-        self._delivered[index] = self._steps(index)
+        self._delivered[index] = self.rows.steps(index)
         for order in self._orders[index] if index not in self.processes.failed else ():
             self._give(index, order)
 
@@ -331,13 +290,13 @@ class CollectorWorkers(Owner):
         return self.about[index]["step_timeout"] if self.about else None
 
     def progress(self, index: int, turn: int) -> object:
-        return int(self._signs.arrays["beats"][index])  # what hangs in Python or the system is ended in the worker
+        return self.rows.beats(index)  # what hangs in Python or the system is ended in the worker
 
     def stands_still(self, index: int, seconds: float) -> None:
         if self.about:  # else it is about to begin
             say(
-                f"{self.place(index)} has not run for {seconds:.0f} s: it was stopped, or its code holds the "
-                "GIL; still waiting (env.step_timeout=SECONDS would kill it)"
+                f"{self.place(index)} has not {self.rows.still} for {seconds:.0f} s: {self.rows.why_still}; still "
+                "waiting (env.step_timeout=SECONDS would kill it)"
             )
 
     def collected(self, index: int) -> int:

@@ -31,6 +31,7 @@ from rlcli.collectors.workers.batches import Outside, merged
 from rlcli.collectors.workers.each import (
     WorkerRecord,
     check_alike,
+    check_elsewhere,
     check_names,
     makers_of,
     of_worker,
@@ -41,12 +42,14 @@ from rlcli.collectors.workers.each import (
     warn_of_cores,
 )
 from rlcli.collectors.workers.group import CollectorWorkers, ShutDown
+from rlcli.collectors.workers.rows import LocalRows, RemoteRows
 from rlcli.collectors.workers.weights import WorkerModels
 from rlcli.collectors.workers.worker import WorkerBatch, WorkerSpec
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
 from rlcli.processes.group import WorkerGroup
+from rlcli.processes.remote_group import Remote
 from rlcli.processes.worker import USUAL_METHOD
 from rlcli.specs.field import CODED
 from rlcli.transforms import NextObservationDelta
@@ -82,6 +85,9 @@ class MultiProcessCollector(BaseCollector):
         Threads of one torch operation in a worker.
     start_method : {"forkserver", "spawn", "fork"}, optional
         How processes are made (see `rlcli.processes.worker`); by default `forkserver` on Linux, else `spawn`.
+    transport : callable, optional
+        Number of workers -> `Remote`: they are somewhere else, and not processes of this machine. It is called once all
+        options are known to fit, and closed with the collector.
     on_worker_error : {"raise", "restart"}
         What becomes of a worker that ends, or whose env raises: an error here, or a new worker in its place, with new
         episodes; what it was writing is lost, and `restarts` says how much that was.
@@ -113,6 +119,7 @@ class MultiProcessCollector(BaseCollector):
         storing_device: Any = None,
         num_threads: int = 1,
         start_method: str | None = None,
+        transport: Callable[[int], Remote] | None = None,
         on_worker_error: str = "raise",
         weight_sync_schemes: Mapping[str, Any] | None = None,
         filter_warnings_subprocess: bool | None = None,
@@ -136,11 +143,15 @@ class MultiProcessCollector(BaseCollector):
         everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
-        body, threads, learned = sent("hooks", self._hooks), counted("num_threads", num_threads, 1), told()
+        local = transport is None
+        if not local:
+            check_elsewhere(options, start_method, weight_sync_schemes)
+        body, threads = sent("hooks", self._hooks, shared=local), counted("num_threads", num_threads, 1)
+        learned, quiet = told() if local else told().elsewhere(), _quiet(filter_warnings_subprocess)
         self.group = CollectorWorkers(
-            [WorkerSpec(pickled(one), body, learned, threads, _quiet(filter_warnings_subprocess)) for one in each],
-            start_method=start_method or USUAL_METHOD, seed=self.seed,
-            first_lane=parent.first_lane, all_lanes=parent.all_lanes, on_error=on_worker_error,
+            [WorkerSpec(pickled(one, shared=local), body, learned, threads, quiet) for one in each],
+            rows=RemoteRows(len(each), transport) if transport else LocalRows(len(each), start_method or USUAL_METHOD),
+            seed=self.seed, first_lane=parent.first_lane, all_lanes=parent.all_lanes, on_error=on_worker_error,
         )  # fmt: skip
         try:
             check_alike(self.group.about)
@@ -150,7 +161,7 @@ class MultiProcessCollector(BaseCollector):
             if self._schema.next == CODED:
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
-            self._models = WorkerModels(self.group, self.policy, weight_sync_schemes)
+            self._models = WorkerModels(self.group, self.policy, weight_sync_schemes, self.group.rows.scheme())
             self._weights = Publisher(self._models)
             self.outside = Outside()
             self._reuse = parent.reuse_batch
@@ -319,7 +330,7 @@ class MultiProcessCollector(BaseCollector):
         """
         arguments.choice("workers", workers, ("aggregate", "per_worker", "both"))
         stats: dict[str, int | bool] = {} if workers == "per_worker" else super().stats()
-        alive = [worker.exit_code() is None for worker in self.processes.workers]
+        alive = [self.processes.alive(index) for index in range(self._count)]
         stats |= {"workers": self._count, "workers_alive": sum(alive)}
         for index, record in enumerate(self.group.records if workers != "aggregate" else ()):
             figures = {"frames": record.frames, "policy_version": record.version, "restarts": record.restarts,
@@ -369,7 +380,7 @@ class MultiProcessCollector(BaseCollector):
 
     def _set_hooks(self, before: Callable | None, after: Callable | None) -> None:
         self.background.refuse()
-        self.group.set_hooks(sent("hooks", (before, after)))
+        self.group.set_hooks(sent("hooks", (before, after), shared=self.group.rows.shares))
         super()._set_hooks(before, after)
 
     def limit_episodes(self, steps: int) -> bool:

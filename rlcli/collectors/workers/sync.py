@@ -16,8 +16,8 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.finish import Delivered
 from rlcli.collectors.options import cut, next_steps, steps_of
-from rlcli.collectors.workers.group import BatchRequest
 from rlcli.collectors.workers.multi import MultiProcessCollector
+from rlcli.collectors.workers.rows import BatchRequest
 from rlcli.collectors.workers.worker import STOP
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK
@@ -62,6 +62,9 @@ class MultiSyncCollector(MultiProcessCollector):
             else arguments.number("preemptive_threshold", preemptive_threshold, 0, 1)
         )
         self.preemptive_threshold = None if share == 1 else share
+        refuse(self.preemptive_threshold is not None and options.get("transport") is not None,
+               "preemptive_threshold needs workers of this machine", why="others hear nothing while they collect",
+               fix="Leave it out.")  # fmt: skip
         super().__init__(create_env_fn, policy, **options)
         lanes = {record.lanes for record in self.group.records}
         if len(lanes) > 1 and cat_results != 0:

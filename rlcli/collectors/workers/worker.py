@@ -244,9 +244,7 @@ class CollectorWorker:
 
     def carry_out(self, kind: int, body: bytes, carried: Mapping[str, bytes] | None = None) -> Any:
         name, args, settings = unpacked(body)
-        if carried:
-            self.receivers.take(carried)
-        return getattr(self, name)(*args, **settings)
+        return getattr(self, name)(*args, **settings | ({"weights": carried} if carried else {}))
 
     # ---- the beginning -------------------------------------------------------------------------------------------
     def make(self, sent: WorkerSpec) -> tuple[int, ...]:
@@ -292,10 +290,10 @@ class CollectorWorker:
         self.collector.watch(self.rows.arrays(STOP)["stop"])
 
     def collect(
-        self, steps: int, random_steps: int, timed: bool, weights: Mapping[str, bytes], *place: Any
+        self, steps: int, random_steps: int, timed: bool, *place: Any, weights: Mapping[str, bytes] | None = None
     ) -> WorkerBatch:
         """Write the next batch, to the `place` that the rows know, after `weights` were taken."""
-        self.receivers.take(weights)
+        self.receivers.take(weights or {})
         memory = self.rows.memory(self.collector, *place)
         filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
         filled = self._shown(filled)
