@@ -251,7 +251,7 @@ def fatal(how):
     return env
 
 
-ENDS = {"exits": "worker ended 0", "raises": "ZeroDivisionError step 30", "hangs": "0.5 step 30 test_ray.py"}
+ENDS = {"exits": "worker ended 0", "raises": "ZeroDivisionError step 30", "hangs": "0.5 30 test_ray.py"}
 
 
 @pytest.mark.parametrize("how", ENDS)

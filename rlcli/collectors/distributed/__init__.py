@@ -11,5 +11,8 @@ from rlcli.exports import lazily
 
 if TYPE_CHECKING:
     from rlcli.collectors.distributed.ray import RayCollector as RayCollector
+    from rlcli.weight_update.updaters import DistributedWeightUpdater as DistributedWeightUpdater
+    from rlcli.weight_update.updaters import RayWeightUpdater as RayWeightUpdater
+    from rlcli.weight_update.updaters import RPCWeightUpdater as RPCWeightUpdater
 
 __getattr__, __dir__, __all__ = lazily(__name__)

@@ -10,19 +10,13 @@ from rlcli.arguments import refuse
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.distributed.cluster import cluster_of
 from rlcli.collectors.distributed.ray_remote import RayRemote
-from rlcli.collectors.options import EACH, FIELDS
 from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
 from rlcli.collectors.workers.each import makers_of, own_length
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
-from rlcli.errors import ArgumentError
 
 _INNER = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
-_LOCAL = {  # options of worker processes, and why they have no meaning for actors
-    "start_method": "Ray starts the workers",
-    "preemptive_threshold": "a worker that steps its envs hears nothing",
-}
 
 
 class RayCollector(MultiProcessCollector):
@@ -94,17 +88,16 @@ class RayCollector(MultiProcessCollector):
         makers = makers_of(create_env_fn, num_collectors, "num_collectors")
         self._each = arguments.count("num_workers_per_collector", num_workers_per_collector)
         _check_inner(collector_class, self._each, sync)
-        for name, why in _LOCAL.items():
-            refuse(options.get(name) is not None, f"a RayCollector has no {name}", why=why, fix="Leave it out.")
-        refuse(options.get("weights_swap") == "step", "a RayCollector does not swap weights within a batch",
-               why="they come with the order for the next one", fix='Use weights_swap="rollout".')  # fmt: skip
-        self._resources = of_each("remote_configs", remote_configs or {"num_cpus": 1}, len(makers))
+        self._resources = _of_each("remote_configs", remote_configs or {"num_cpus": 1}, len(makers))
         self._init_config, self._timeout = ray_init_config, timeout
         self._interval = max_weight_update_interval
         self._version = self._since = 0  # newest, and batches with it
         if update_after_each_batch:
             options["update_at_each_batch"] = True
-        options |= _further(collector_kwargs, len(makers), self._each)
+        further = _of_each("collector_kwargs", collector_kwargs or {}, len(makers))
+        for name in {name for one in further for name in one}:
+            each = [one.get(name) for one in further for _ in range(self._each)]
+            options[name] = each[0] if all(value is each[0] for value in each) else each
         makers = [maker for maker in makers for _ in range(self._each)]
         super().__init__(makers, policy, transport=self._remote, **options)
 
@@ -145,26 +138,9 @@ def _check_inner(kind: Any, workers: int, sync: bool) -> None:
            fix="Use sync=True, or a SerialEnv or ParallelEnv in one worker.")  # fmt: skip
 
 
-def of_each(name: str, value: Any, count: int) -> list[dict[str, Any]]:
+def _of_each(name: str, value: Any, count: int) -> list[Mapping[str, Any]]:
     """Return a mapping for each collector."""
     if isinstance(value, Mapping):
-        return [dict(value)] * count
+        return [value] * count
     own_length(name, value, count)
-    return [dict(each) for each in value]
-
-
-def _further(given: Any, collectors: int, workers: int) -> dict[str, Any]:
-    """Return the options that `collector_kwargs` adds: where collectors differ, as lists of one for each worker."""
-    if given is None or isinstance(given, Mapping):
-        return dict(given or {})
-    each = of_each("collector_kwargs", given, collectors)
-    further: dict[str, Any] = {}
-    for name in {name: None for one in each for name in one}:
-        values = [one.get(name) for one in each]
-        if all(value is values[0] or value == values[0] for value in values):
-            further[name] = values[0]
-            continue
-        if name not in FIELDS or FIELDS[name].metadata["scope"] != EACH:
-            raise ArgumentError(f"collector_kwargs gives different values of {name}", fix="Give one for all.")
-        further[name] = [value for value in values for _ in range(workers)]
-    return further
+    return list(value)

@@ -25,8 +25,8 @@ from rlcli.processes.line import FAILED
 from rlcli.processes.process import become_worker
 from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
 
-_SHOWN = ("CPU", "GPU", "memory")
 _LOOK = 1.0  # seconds between two looks at a placement group
+_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # option of an actor -> resource of a cluster
 
 
 class RayRemote:
@@ -61,22 +61,18 @@ class RayRemote:
         bundles = [{name: together * amount for name, amount in _amounts(each).items()} for each in resources]
         self._place: Any = placement_group(bundles, strategy="SPREAD")
         try:
-            self._wait_for_room(bundles, timeout)
+            left = timeout
+            while not self._place.wait(min(_LOOK, left)):
+                if (left := left - _LOOK) <= 0:
+                    raise ResourceError(
+                        f"the Ray cluster has no room for {len(bundles)} x {_listed(bundles[0])}",
+                        where=cluster.address,
+                        why=f"after {timeout:g} s it has {_listed(self._ray.available_resources())} free",
+                        fix="Use fewer workers, ask for less for each, or add nodes.",
+                    )
         except BaseException:
             self.close()
             raise
-
-    def _wait_for_room(self, bundles: Sequence[Mapping[str, float]], timeout: float) -> None:
-        left = timeout
-        while not self._place.wait(min(_LOOK, left)):
-            left -= _LOOK
-            if left <= 0:
-                free = self._ray.available_resources()
-                raise ResourceError(
-                    f"the Ray cluster has no room for {len(bundles)} x {_listed(bundles[0])}",
-                    where=self.cluster.address, why=f"after {timeout:g} s it has {_listed(free)} free",
-                    fix="Use fewer workers, ask for less for each, or add nodes.",
-                )  # fmt: skip
 
     def start(self, index: int) -> Any:
         """Start an actor; what is wrong with its node is told by its first answer."""
@@ -84,16 +80,16 @@ class RayRemote:
 
         bundle = index // self.together
         place = PlacementGroupSchedulingStrategy(self._place, placement_group_bundle_index=bundle)
-        kind = self._ray.remote(max_restarts=0, max_task_retries=0, **self.resources[bundle])(RayWorker)
-        worker = kind.options(scheduling_strategy=place).remote(self.target, versions(), sys.path)
+        options = {**self.resources[bundle], "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": place}
+        worker = self._ray.remote(**options)(RayWorker).remote(self.target, versions(), sys.path)
         self._workers.add(worker)
         return worker
 
     def submit(self, worker: Any, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
         """Have a worker carry out an order; see `Remote.submit`."""
         answer: Future[Answer] = Future()
-        reference = worker.carry_out.remote(turn, kind, body, [*carried], *carried.values())
-        reference.future().add_done_callback(partial(_come, answer))
+        come = worker.carry_out.remote(turn, kind, body, [*carried], *carried.values())
+        come.future().add_done_callback(partial(_hand_on, answer))
         return answer
 
     def carry(self, message: bytes) -> Any:
@@ -122,16 +118,23 @@ class RayRemote:
 class RayWorker:
     """Serve one worker's orders in an actor, on its main thread, where a step that hangs can be interrupted."""
 
-    def __init__(self, target: str, needed: dict[str, str], path: list[str]) -> None:
+    def __init__(self, target: str, needed: Mapping[str, str], path: Sequence[str]) -> None:
         become_worker()
         sys.path += [folder for folder in path if folder not in sys.path]
-        self._refusal = _refusal(needed)
+        there = versions()
+        self._others = [
+            f"{name} {there[name]} there, {here} here" for name, here in needed.items() if there[name] != here
+        ]
         self._worker = RemoteWorker(target)
 
     def carry_out(self, turn: int, kind: int, body: bytes, names: list[str], *messages: np.ndarray) -> Answer:
-        if self._refusal is not None:
-            return FAILED, packed((self._refusal, "")), ()
-        carried = {name: message.data for name, message in zip(names, messages, strict=True)}
+        if self._others:
+            error = ArgumentError(
+                "a node of the Ray cluster has other versions", where=platform.node(), why="; ".join(self._others),
+                fix="Install the same ones on all nodes.",
+            )  # fmt: skip
+            return FAILED, packed((error, "")), ()
+        carried: dict[str, Any] = {name: each.data for name, each in zip(names, messages, strict=True)}
         return self._worker.carry_out(turn, kind, body, carried)
 
 
@@ -140,32 +143,17 @@ def versions() -> dict[str, str]:
     return {"Python": platform.python_version(), "rlcli": rlcli.__version__, "torch": torch.__version__}
 
 
-def _refusal(needed: Mapping[str, str]) -> ArgumentError | None:
-    """Return why a worker on this node cannot serve a process that has these versions."""
-    there = versions()
-    differing = [f"{name} {there[name]} there, {here} here" for name, here in needed.items() if there[name] != here]
-    if not differing:
-        return None
-    return ArgumentError(
-        "a node of the Ray cluster has other versions", where=platform.node(), why="; ".join(differing),
-        fix="Install the same ones on all nodes.",
-    )  # fmt: skip
-
-
 # ---- what becomes of an order ----------------------------------------------------------------------------------------
-_NOT_MADE = "creation task"  # in Ray's words of an actor whose constructor failed
-
-
-def _come(answer: Future[Answer], come: Future[Any]) -> None:
+def _hand_on(answer: Future[Answer], come: Future[Any]) -> None:
     """Hand on what an actor answered, or how it ended."""
     if not answer.set_running_or_notify_cancel():
         return
     error = come.exception()
     if error is None:
         answer.set_result(come.result())
-    elif _NOT_MADE in str(error):
+    elif "creation task" in str(error):  # Ray's words of a constructor that failed
         answer.set_exception(ArgumentError(
-            "a worker cannot be made on its node", why=in_words(Exception(str(error).strip().splitlines()[-1])),
+            "a worker cannot be made on its node", why=str(error).strip().splitlines()[-1],
             fix="Install rlcli, and what the envs need, on all nodes.",
         ))  # fmt: skip
     else:
@@ -173,29 +161,22 @@ def _come(answer: Future[Answer], come: Future[Any]) -> None:
 
 
 def _how_it_ended(error: BaseException) -> str:
-    kind, text = type(error).__name__, " ".join(str(error).split())
-    if "node" in kind.lower() or "node has died" in text.lower():
+    text = str(error)
+    if "Node" in type(error).__name__ or "node has died" in text:
         return "was lost with its node"
-    if "SYSTEM_ERROR" in text:
-        return "ended unexpectedly (it crashed, exited or was killed)"
-    return f"was lost ({in_words(error, 200)})"
+    return "ended unexpectedly" if "SYSTEM_ERROR" in text else f"was lost ({in_words(error, 200)})"
 
 
 def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
     """Return what an actor's options ask for, by Ray's names of resources."""
-    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-    amounts = {names[name]: value for name, value in resources.items() if name in names and value}
-    return amounts | dict(resources.get("resources") or {})
+    usual = {_NAMES[name]: value for name, value in resources.items() if name in _NAMES and value}
+    return usual | dict(resources.get("resources") or {})
 
 
 def _listed(amounts: Mapping[str, float]) -> str:
-    shown = {
-        name: value for name, value in amounts.items() if name in _SHOWN or not re.search("node:|group|store", name)
-    }
-    return (
-        ", ".join(
-            f"{value / 2**30:.1f} GiB memory" if name == "memory" else f"{value:g} {name}"
-            for name, value in shown.items()
-        )
-        or "nothing"
-    )
+    """Say so much of which resources, without those that Ray counts for itself."""
+    shown = {name: amount for name, amount in amounts.items() if not re.search("node:|_group|store|^accel", name)}
+    return ", ".join(
+        f"{amount / 2**30:.1f} GiB memory" if name == "memory" else f"{amount:g} {name}"
+        for name, amount in shown.items()
+    ) or "nothing"  # fmt: skip
