@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -282,6 +283,7 @@ def test_a_batch_is_copied_once_and_leaves_the_store(joined):
         return joined.ray.available_resources()["object_store_memory"] == all_of_it
 
     all_of_it = joined.ray.cluster_resources()["object_store_memory"]
+    gc.collect()  # what earlier tests put there
     until(empty)
     held = joined.ray.put(np.zeros(1 << 24))
     until(lambda: not empty())
