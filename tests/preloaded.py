@@ -17,7 +17,7 @@ from rlcli.collectors import *
 from rlcli.data import *
 from rlcli.envs import *
 from rlcli.modules import *
-from rlcli.processes import group, process, worker
+from rlcli.processes import group, process, watchdog, worker
 from rlcli.processes.channel import packed, unpacked
 from rlcli.transforms import *
 from rlcli.weight_update import *
@@ -28,7 +28,7 @@ from tests.forked_programs import end_as
 def impatient(monkeypatch) -> None:
     """Who may hang is looked at more often; workers that do not end are waited for less."""
     monkeypatch.setattr(group, "GRACE", 0.2)
-    monkeypatch.setattr(group, "LOOK", 0.1)
+    monkeypatch.setattr(watchdog, "LOOK", 0.1)
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def worker_bytes(group: WorkerGroup) -> int:
 
 def _processes(group: WorkerGroup) -> tuple[int, list[int], int]:
     """Return the bytes of the fork server, of each worker, and of processes that envs have started."""
-    workers = [psutil.Process(worker.pid) for worker in group.workers]
+    workers = [psutil.Process(pid) for pid in group.pids]
     here = psutil.Process()
     forked_from = {p for worker in workers for p in itertools.takewhile(lambda p: p != here, worker.parents())}
     started = [child for worker in workers for child in worker.children(recursive=True)]

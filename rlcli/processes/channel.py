@@ -85,10 +85,8 @@ class Channel:
                 come += sent[-1]
             begin += len(part)
         for fd in fds[come - begin :]:
-            with_it = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
-            self._patiently(
-                lambda with_it=with_it: sent.extend(map(self.end.sendmsg, ([b"f"],), (with_it,))), meanwhile
-            )  # type: ignore[misc]
+            more = ([b"f"],), ([(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))],)
+            self._patiently(lambda more=more: sent.extend(map(self.end.sendmsg, *more)), meanwhile)  # type: ignore[misc]
         self._out = kind, turn, (), (), sent
 
     def _patiently(self, call: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> None:

@@ -19,7 +19,7 @@ from rlcli.processes import watchdog
 from rlcli.processes.channel import NOTHING, Closed, unpacked
 from rlcli.processes.line import ANSWER, FAILED, Line, may_spin, raised
 from rlcli.processes.replacing import Lost, Owner, ReplacingGroup
-from rlcli.processes.watchdog import LOOK, Watchdog
+from rlcli.processes.watchdog import Watchdog
 from rlcli.processes.worker import Worker, end
 
 GRACE = 2.0  # seconds for the workers to end in
@@ -58,7 +58,7 @@ class WorkerGroup(ReplacingGroup):
         self._served = -1  # whose answer `first` gave last
         self._looked = 0.0
         for worker in self.workers:
-            worker.channel.give_up_after(LOOK)
+            worker.channel.give_up_after(watchdog.LOOK)
         _groups.add(self)
         _share_cores()
 
@@ -68,6 +68,11 @@ class WorkerGroup(ReplacingGroup):
     @property
     def is_open(self) -> bool:
         return self.close.alive
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the processes of this machine that are the workers."""
+        return [worker.pid for worker in self.workers]
 
     def alive(self, index: int) -> bool:
         """Say whether a worker's process lives."""
@@ -207,7 +212,7 @@ class WorkerGroup(ReplacingGroup):
             if self._interrupt is not None:
                 self._interrupt()
             whole = [fd for fd, index in asked.items() if self.workers[index].channel.whole]  # taking it was broken off
-            ready = whole or [fd for fd, _ in poll.poll(1000 * LOOK)]
+            ready = whole or [fd for fd, _ in poll.poll(1000 * watchdog.LOOK)]
             self._look_again((index for fd, index in asked.items() if fd not in ready), self._stalls)
             for index in asked.values():
                 if index in self.failed:
@@ -233,7 +238,7 @@ class WorkerGroup(ReplacingGroup):
         old.channel.close()
         old.kill()
         old.exit_code(GRACE)  # it writes to no memory any more
-        worker.channel.give_up_after(LOOK)
+        worker.channel.give_up_after(watchdog.LOOK)
         self.workers[index], self.lines[index], self._watchdogs[index] = worker, Line(worker.channel), Watchdog()
         self._begun[index].clear()
         self._early = deque(each for each in self._early if each[0] != index)
@@ -279,8 +284,8 @@ class WorkerGroup(ReplacingGroup):
         return ANSWER, NOTHING
 
     def _look_again(self, waited_for: Iterable[int], look: Callable[[int], None]) -> None:
-        """Look at these workers every `LOOK` seconds."""
-        if time.monotonic() - self._looked >= LOOK:
+        """Look at these workers every `watchdog.LOOK` seconds."""
+        if time.monotonic() - self._looked >= watchdog.LOOK:
             self._looked = time.monotonic()
             if self._interrupt is not None:
                 self._interrupt()

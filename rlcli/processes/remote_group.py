@@ -27,11 +27,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from rlcli.errors import ArgumentError
+from rlcli.processes import watchdog
 from rlcli.processes.channel import NOTHING, packed
 from rlcli.processes.line import ANSWER, FAILED, raised, sendable
 from rlcli.processes.messages import joined, parted
 from rlcli.processes.replacing import Lost, Owner, ReplacingGroup
-from rlcli.processes.watchdog import LOOK, SAY_AFTER, Watchdog
+from rlcli.processes.watchdog import Watchdog
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 Answer: TypeAlias = tuple[int, bytes, Sequence[np.ndarray]]  # ANSWER or FAILED, and the value: see `messages.joined`
@@ -82,6 +83,7 @@ class RemoteGroup(ReplacingGroup):
     """
 
     awaited = -1  # the worker whose answer is waited for, or was last
+    pids: Sequence[int] = ()  # no worker is a process that this one can look at
     _interrupt: Callable[[], object] | None = None
 
     def __init__(self, remote: Remote, count: int, *, owner: Owner, on_error: str = "raise") -> None:
@@ -231,7 +233,7 @@ class RemoteGroup(ReplacingGroup):
         while True:
             if self._interrupt is not None:
                 self._interrupt()
-            done, _ = concurrent.futures.wait(futures, LOOK, concurrent.futures.FIRST_COMPLETED)
+            done, _ = concurrent.futures.wait(futures, watchdog.LOOK, concurrent.futures.FIRST_COMPLETED)
             if done:
                 return [index for future, index in futures.items() if future in done]
             self._check_open()
@@ -250,7 +252,7 @@ class RemoteGroup(ReplacingGroup):
         if limit is not None and quiet >= limit:
             self.remote.kill(self.workers[index])
             self._lose(index, f"was killed after not answering for {limit:.3g} s", limit)
-        elif limit is None and dog.passes(SAY_AFTER):
+        elif limit is None and dog.passes(watchdog.SAY_AFTER):
             self._owner.stands_still(index, quiet)
 
     # ---- what is lost ----------------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ class ReplacingGroup:
         self.goes_on = on_error == "restart"
         self.failed: dict[int, BaseException] = {}  # workers that are lost, or raised, until they are replaced
         self._log: dict[str, Call] = {}
-        self._restarts, self._given_up = Restarts(), None
+        self._restarts = Restarts()
+        self._given_up: EnvError | None = None
         self.preparing: int | None = None  # the worker that is told what the setup log says
 
     # ---- what a kind of group does -------------------------------------------------------------------------------

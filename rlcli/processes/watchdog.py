@@ -1,8 +1,8 @@
-"""What stands still: said after a minute, and with a limit ended, a worker by a kill and code of this process by a signal.
+"""What stands still is said after a minute, or with a limit ended: a worker by a kill, code that runs here by a signal.
 
-Whatever is watched has a number that moves as long as it does. Who waits for a worker looks at its `Watchdog` by itself.
-For what this process's own threads run, one more thread looks once in a while at all that is `watched`. A signal
-interrupts Python and most system calls; code that does not react to one cannot be ended from within: then the process is.
+What is watched has a number that moves as long as it does. Who waits for a worker looks at its `Watchdog` by itself.
+For what threads of this process run, one more thread looks once in a while at all that is `watching`. A signal
+interrupts Python and most system calls; where code does not react to it, the process is ended.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         lag: int | None
         restarts: int
         lost_frames: int
+        at_most: str  # said before them where they are not known
         cause: str
 
 
@@ -63,5 +64,6 @@ class Workers:
             restarts, lost = self._told[index] if index < len(self._told) else (0, 0)
             if more := worker.restarts - restarts:
                 lost = worker.lost_frames - lost
-                yield f"{worker.cause}: restarted, {lost:,} {'frame' if lost == 1 else 'frames'} lost", more
+                frames = f"{worker.at_most}{lost:,} {'frame' if lost == 1 else 'frames'}"
+                yield f"{worker.cause}: restarted, {frames} lost", more
         self._told = [(worker.restarts, worker.lost_frames) for worker in workers]

@@ -169,7 +169,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
     def refusal(self, lost: Lost) -> Exception:
         if not self.group.is_open:
             return ArgumentError("the env is closed", where=f"env {self.name}", fix="Make a new one.")
-        place = self.place(lost.index)
+        place = self._place_of(lost.index)
         if lost.late is not None:
             return EnvError(
                 f"no answer for {lost.late:g} s", where=place,
@@ -201,6 +201,9 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
 
     # ---- what the group asks of each worker ----------------------------------------------------------------------
     def place(self, index: int) -> str:
+        return f"the worker of {self._place_of(index)}"
+
+    def _place_of(self, index: int) -> str:
         return place_of(self, self.parts[self._beside + index])
 
     def limit(self, index: int) -> float | None:
@@ -211,7 +214,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
 
     def stands_still(self, index: int, seconds: float) -> None:
         why = f"{self.during} has not returned in its worker process"
-        say(f"no answer for {seconds:.0f} s ({self.place(index)}): {why}; still waiting ({ENDED_BY})")
+        say(f"no answer for {seconds:.0f} s ({self._place_of(index)}): {why}; still waiting ({ENDED_BY})")
 
     def collected(self, index: int) -> int:
         return self.clock[0] * len(self.parts[index]) - self.restarts[index][1]

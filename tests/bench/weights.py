@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rlcli.bench.harness import Report, Side, interleave, ratio
@@ -48,7 +49,7 @@ _TURN = 0  # of orders whose answers are waited for later
 def measure(settings: dict[str, Any]) -> Report:
     """Every size in turn, each in rounds that alternate."""
     report = Report("weights", settings, unit="publication")
-    group = WorkerGroup([Worker("tests.bench.weight_workers:work") for _ in range(WORKERS)])
+    group = WorkerGroup(partial(Worker, "tests.bench.weight_workers:work"), WORKERS)
     try:
         for kilobytes in settings["kilobytes"]:
             _Size(report, settings, group, kilobytes).measure()
@@ -84,7 +85,7 @@ class _Size:
         self.plain.region.forget_fd()
 
     def _order(self, kind: int, body: Any, fd: int | None = None) -> list[Any]:
-        return self.group.order(kind, packed(body), fd=fd)
+        return self.group.order(kind, packed(body), attachments=[] if fd is None else [fd])
 
     # ---- published to adopted --------------------------------------------------------------------------------------
     def _latency(self) -> None:

@@ -75,7 +75,7 @@ class _Process:
 class Loopback:
     """See the top of this file; `count` workers will be asked for."""
 
-    def __init__(self, count: int, start_method: str = "forkserver") -> None:
+    def __init__(self, count: int, start_method: str = "fork") -> None:
         self.count, self.start_method = count, start_method
         self.workers: list[_Process] = []
         self.carried = 0

@@ -15,15 +15,14 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from face import unpacked
 
 from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
 from rlcli.collectors.workers.group import CollectorWorkers
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.processes import group as restarts
-from rlcli.processes import worker as pulse
+from rlcli.processes import replacing as restarts
+from rlcli.processes import watchdog
 from tests.collectors.counting import steps_seen
 from tests.preloaded import OWNER, forked
 
@@ -202,16 +201,16 @@ def test_a_worker_that_was_stopped_is_named(kind, tmp_path):
 
 
 def test_who_stands_still_without_a_limit_is_said_once(tmp_path, monkeypatch, capfd):
-    too_long, places = pulse.Pulse.too_long, folders(tmp_path)
+    look, places = watchdog.Watchdog.look, folders(tmp_path)
 
-    def goes_on_later(watch, index):
-        why = too_long(watch, index)
-        if (watch._quiet[index] or 0) > 0.9:  # after some more looks
+    def goes_on_later(dog, seen):
+        quiet = look(dog, seen)
+        if quiet > 1.4:  # after some more looks
             os.kill(pid, signal.SIGCONT)
-        return why
+        return quiet
 
-    monkeypatch.setattr(pulse, "SAY_AFTER", 0.6)
-    monkeypatch.setattr(pulse.Pulse, "too_long", goes_on_later)
+    monkeypatch.setattr(watchdog, "SAY_AFTER", 0.6)
+    monkeypatch.setattr(watchdog.Watchdog, "look", goes_on_later)
     with made(MultiSyncCollector, places) as c:
         c.next()
         pid = c.processes.workers[1].pid
@@ -224,17 +223,17 @@ def test_who_stands_still_without_a_limit_is_said_once(tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_are_lost_once_where_the_successor_ends_before_it_goes_on(kind, tmp_path, monkeypatch):
-    beginning, ends, places = CollectorWorkers._beginning, ["killed"], folders(tmp_path)
+    build, ends, places = CollectorWorkers._build, ["killed"], folders(tmp_path)
 
-    def interrupted(group, index):
-        for order in beginning(group, index):
-            yield order
-            if ends and unpacked(order[0])[0] == "build":
-                fail(collector, places, ends.pop(), index)
+    def interrupted(group, only):
+        answers = build(group, only)
+        if ends:
+            fail(collector, places, ends.pop(), *only)
+        return answers
 
     with made(kind, places) as collector:
         collector.next()
-        monkeypatch.setattr(CollectorWorkers, "_beginning", interrupted)
+        monkeypatch.setattr(CollectorWorkers, "_build", interrupted)
         give(places[1], "exits")
         while not times(collector):
             collector.next()
@@ -244,17 +243,16 @@ def test_frames_are_lost_once_where_the_successor_ends_before_it_goes_on(kind, t
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_successor_that_stops_while_it_is_made_is_replaced_in_time(kind, tmp_path, monkeypatch, no_limit):
-    beginning, ends, places = CollectorWorkers._beginning, ["stopped"], folders(tmp_path)
+    build, ends, places = CollectorWorkers._build, ["stopped"], folders(tmp_path)
 
-    def interrupted(group, index):
-        for order in beginning(group, index):
-            if ends and unpacked(order[0])[0] == "build":
-                fail(collector, places, ends.pop(), index)
-            yield order
+    def interrupted(group, only):
+        if ends:
+            fail(collector, places, ends.pop(), *only)
+        return build(group, only)
 
     with made(kind, places, timeout=TIMEOUT) as collector:
         collector.next()
-        monkeypatch.setattr(CollectorWorkers, "_beginning", interrupted)
+        monkeypatch.setattr(CollectorWorkers, "_build", interrupted)
         monkeypatch.setattr(restarts, "BUILDING", TIMEOUT)
         give(places[1], "exits")
         while not times(collector):

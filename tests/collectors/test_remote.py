@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from functools import partial
 
 import gymnasium as gym
@@ -22,7 +23,7 @@ from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.modules import MLP, Categorical, ProbabilisticActor, build_actor_critic
-from rlcli.processes import remote_group
+from rlcli.processes import remote_group, watchdog
 from rlcli.processes.replacing import RESTARTS
 from rlcli.transforms import StepCounter
 from rlcli.weight_update import MultiProcessWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
@@ -48,6 +49,12 @@ def actor(seed: int = 0) -> ProbabilisticActor:
     torch.manual_seed(seed)
     net = TensorDictModule(MLP(4, 2, hidden=[16]), ["observation"], ["logits"])
     return ProbabilisticActor(net, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+
+
+def two_numbers():
+    """A policy for `counting` envs."""
+    net = TensorDictModule(MLP(2, 2, hidden=[4]), ["observation"], ["logits"])
+    return ProbabilisticActor(net, in_keys=["logits"], distribution_class=Categorical)
 
 
 def gru(seed: int = 0):
@@ -111,7 +118,7 @@ def test_batches_are_those_of_workers_of_this_machine(case):
     options = {"frames_per_batch": 160, "seed": 3, "track_policy_version": True} | more
     policies = policy(), policy()
     with (
-        MultiSyncCollector([env] * 2, policies[0], **options) as here,
+        MultiSyncCollector([env] * 2, policies[0], start_method="fork", **options) as here,
         MultiSyncCollector([env] * 2, policies[1], transport=Loopback, **options) as there,
     ):
         for n in range(5):
@@ -155,7 +162,7 @@ def test_a_batch_travels_at_the_size_of_its_rows(mode, monkeypatch):
 @pytest.mark.parametrize("back", [True, False], ids=["goes on there", "goes on here"])
 def test_a_run_goes_on_half_way_there_or_here(kind, back):
     def make(elsewhere):
-        options = {"transport": Loopback} if elsewhere else {}
+        options = {"transport": Loopback} if elsewhere else {"start_method": "fork"}
         return kind([four] * 2, actor(), frames_per_batch=80, seed=3, next_obs="exact", episode_seeds=True, **options)
 
     with make(True) as first:
@@ -221,26 +228,33 @@ class Fatal(gym.Wrapper):
 
     def step(self, action):
         self.t += 1
-        if self.t == 30:
-            os._exit(7) if self.how == "exits" else 1 / 0
+        if self.t == 30 and self.how != "lives":
+            if self.how == "exits":
+                os._exit(7)
+            while self.how == "hangs":
+                time.sleep(0.01)
+            raise ZeroDivisionError
         return super().step(action)
 
 
 def fatal(how):
-    return GymEnv(Fatal(how), categorical_action_encoding=True)
+    env = SerialEnv(1, lambda: GymEnv(Fatal(how), categorical_action_encoding=True))
+    env.vec_env.step_timeout = 0.4 if how == "hangs" else None
+    return env
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", ["exits", "raises", "killed"])
+@pytest.mark.parametrize("how", ["exits", "raises", "hangs", "killed"])
 def test_a_worker_that_fails_is_named(kind, how):
-    makers = [cartpole, partial(fatal, how) if how != "killed" else cartpole]
-    words = {"exits": "worker exited code 7 1, env", "raises": "ZeroDivisionError", "killed": "killed SIGKILL worker 1"}
+    makers = [lambda: SerialEnv(1, cartpole), partial(fatal, how) if how != "killed" else partial(fatal, "lives")]
+    words = {"exits": "worker exited code 7 1, env", "raises": "ZeroDivisionError env 1 episode step",
+             "hangs": "no answer 0.4 env 1 episode step", "killed": "killed SIGKILL worker 1"}  # fmt: skip
     with kind(makers, None, frames_per_batch=40, seed=0, transport=Loopback) as c:
         c.next()
         if how == "killed":
             os.kill(c.processes.workers[1].process.pid, signal.SIGKILL)
         with refused(EnvError, words[how]):
-            for _ in range(20):
+            for _ in range(2000):
                 c.next()
 
 
@@ -252,7 +266,8 @@ def test_frames_are_exact_whatever_kills_workers(kind, tmp_path):
     paths = [tmp_path / str(index) for index in range(2)]
     makers = [partial(pair, path, 7) for path in paths]
     options = {"frames_per_batch": 200, "next_obs": "exact", "seed": 0, "on_worker_error": "restart"}
-    with kind(makers, None, transport=Loopback, **options) as c:
+    policy = two_numbers()
+    with kind(makers, policy, transport=Loopback, track_policy_version=True, **options) as c:
         frames = 0
         for n in range(1, RESTARTS):
             victim = rng.randrange(2)
@@ -265,6 +280,10 @@ def test_frames_are_exact_whatever_kills_workers(kind, tmp_path):
                 frames += batch.numel()
                 follows(batch)
                 assert batch.numel() == 200 and c.frames == frames
+                published(c, policy)
+        while {worker.version for worker in c.workers} != {c.policy_version}:
+            frames += c.next().numel()
+        assert all("killed" in worker.cause for worker in c.workers if worker.restarts)
         waiting = sum(part["lanes"] * part["steps"] for _, part in c.state_dict().get("ready", ()))
         lost = sum(frames for _, frames in c.restarts)
         seen = steps_seen(*paths)
@@ -287,7 +306,7 @@ def test_a_stopped_worker_is_killed_where_steps_have_a_limit(monkeypatch, tmp_pa
         env.vec_env.step_timeout = 0.2
         return env
 
-    monkeypatch.setattr(remote_group, "LOOK", 0.05)
+    monkeypatch.setattr(watchdog, "LOOK", 0.05)
     with MultiSyncCollector([limited] * 2, None, frames_per_batch=20, transport=Loopback) as c:
         c.next()
         os.kill(c.processes.workers[1].process.pid, signal.SIGSTOP)
@@ -295,13 +314,14 @@ def test_a_stopped_worker_is_killed_where_steps_have_a_limit(monkeypatch, tmp_pa
             c.next()
 
 
-def test_collecting_goes_on_wherever_ctrl_c_came():
+@pytest.mark.parametrize("kind", KINDS)
+def test_collecting_goes_on_wherever_ctrl_c_came(kind):
     files, rng = {group.__file__, remote_group.__file__}, random.Random(0)
     policy = actor()
-    with MultiAsyncCollector([cartpole] * 2, policy, frames_per_batch=4, seed=0, transport=Loopback) as c:
+    with kind([cartpole] * 2, policy, frames_per_batch=8, seed=0, transport=Loopback) as c:
         c.next()
         all_of_it = instructions(files, c.next)
-        for _ in range(60):
+        for _ in range(40):
             published(c, policy)
             instructions(files, c.next, at=rng.randrange(all_of_it))
             for _ in range(100):

@@ -134,7 +134,7 @@ def test_a_worker_rebuilds_it_with_workers_of_its_own_that_end_with_it(method):
     expected = rolled(env)
     names = set(os.listdir("/dev/shm"))
     ours = Worker("test_pickled_envs:collecting", start_method=method, preload=["tests.preloaded"])
-    group = WorkerGroup([ours])
+    group = WorkerGroup(lambda: ours, 1)
     (inner,) = group.order(1, packed(env))
     assert len(inner) == 1 and runs(inner[0]) and inner != [worker.pid for worker in env.vec_env.group.workers]
     (found,) = group.order(2)

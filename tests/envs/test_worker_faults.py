@@ -23,7 +23,7 @@ from test_parallel import collected, equal
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.processes import group as restarts
+from rlcli.processes import replacing as restarts
 from rlcli.vec_envs.episodes import episode_seed
 from tests.preloaded import OWNER, forked
 

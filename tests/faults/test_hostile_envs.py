@@ -13,8 +13,8 @@ import torch
 from answers import is_a_sentence
 from face import open_run
 
-from rlcli.collectors import answers as answers_in_time
 from rlcli.data import open_segments
+from rlcli.processes import watchdog
 
 # name -> words of the sentence
 STEPS = {
@@ -92,7 +92,7 @@ def test_an_env_that_closes_the_runs_files_is_named(hostile):
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_in_reset"])
 def test_an_env_that_hangs_ends_the_run_where_that_was_asked_for(hostile, monkeypatch, name):
-    monkeypatch.setattr(answers_in_time, "EVERY", 0.1)
+    monkeypatch.setattr(watchdog, "LOOK", 0.1)
     before = signal.getsignal(signal.SIGALRM)
     words = ["run.dir=r", "collector.frames_per_batch=32", "sampler.batch_size=32", "run.checkpoint_every=32"]
     answer = hostile("train", f"env.id={name}", "env.step_timeout=0.6", *words)
@@ -104,8 +104,8 @@ def test_an_env_that_hangs_ends_the_run_where_that_was_asked_for(hostile, monkey
 
 
 def test_an_env_that_takes_long_is_said_and_waited_for(hostile, monkeypatch):
-    monkeypatch.setattr(answers_in_time, "SAY_AFTER", 0.4)
-    monkeypatch.setattr(answers_in_time, "EVERY", 0.05)
+    monkeypatch.setattr(watchdog, "SAY_AFTER", 0.4)
+    monkeypatch.setattr(watchdog, "LOOK", 0.05)
     answer = hostile("train", "env.id=dawdles", "run.dir=r")
     assert answer.code == 0
     assert answer.err.count("step has not returned") == 2  # once for either env

@@ -38,7 +38,7 @@ def test_a_frame_that_is_broken_off_is_whole_or_was_never_begun(ends, monkeypatc
         monkeypatch.setattr(channel_module, "_LONG", 4)
     mine, theirs = ends
     at, come, fd = 0, 0, theirs.end.fileno()
-    while instructions(mine.send, 1, at + 1, b"first", fd=fd, at=at) == at:
+    while instructions(mine.send, 1, at + 1, b"first", fds=[fd], at=at) == at:
         mine.send(2, at + 1, b"second")
         frame = theirs.receive()
         if frame[0] == 1:

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,10 @@ from face import Channel, Line, Worker, WorkerGroup, packed, refused, serve, unp
 
 from rlcli.processes import line as line_module
 from rlcli.processes.channel import Closed
-from rlcli.processes.group import Lost
 from rlcli.processes.line import CELL, CELLS, may_spin
 from rlcli.processes.process import cores
 from rlcli.processes.region import Region
+from rlcli.processes.replacing import Lost
 
 OPEN, COUNT, SPINS, PAUSE, NAP = 1, 2, 3, 4, 5
 FIELDS = {"cells": ((2, CELLS), CELL), "given": ((2,), np.dtype(np.int64)), "count": ((2,), np.dtype(np.int64))}
@@ -58,9 +59,9 @@ def pause(rng: random.Random | None) -> None:
 
 
 def opened(spins: bool | None = None) -> tuple[WorkerGroup, dict]:
-    group = WorkerGroup([Worker("test_line:counting", preload=["test_line"]) for _ in range(2)])
+    group = WorkerGroup(partial(Worker, "test_line:counting", preload=["test_line"]), 2)
     region = Region(FIELDS)
-    group.send(OPEN, [packed(index) for index in range(2)], fd=region.fd)
+    group.send(OPEN, [packed(index) for index in range(2)], attachments=[region.fd])
     group.open_lines(region.arrays["cells"], range(2))
     for line in group.lines if spins is not None else ():
         line.let_spin(spins)
@@ -169,9 +170,7 @@ def test_all_groups_of_a_process_share_its_cores(monkeypatch):
     count(first, arrays)
     second.close()
     assert spinning(first) == [line_module._IN_ORDER] * 2
-    apart = WorkerGroup(
-        [Worker("test_line:counting", preload=["test_line"]) for _ in range(2)]
-    )  # such as collect, whose orders go by channels
+    apart = WorkerGroup(partial(Worker, "test_line:counting", preload=["test_line"]), 2)  # whose orders go by channels
     assert not any(spinning(first))
     apart.close()
     first.close()

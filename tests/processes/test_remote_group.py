@@ -11,7 +11,7 @@ from face import packed, refused, unpacked
 from interrupted import instructions
 
 from rlcli.errors import ArgumentError, EnvError, StoppedSafely
-from rlcli.processes import remote_group, replacing
+from rlcli.processes import remote_group, replacing, watchdog
 from rlcli.processes.line import Traceback
 from rlcli.processes.remote_group import Gone, RemoteGroup, RemoteWorker
 from rlcli.processes.replacing import Lost, Owner
@@ -109,7 +109,7 @@ def boss():
 
 @pytest.fixture
 def group(monkeypatch, request, boss):
-    monkeypatch.setattr(remote_group, "LOOK", 0.02)
+    monkeypatch.setattr(watchdog, "LOOK", 0.02)
     group = RemoteGroup(Threads(), 2, owner=boss, on_error=getattr(request, "param", "raise"))
     yield group
     group.close()
@@ -190,7 +190,7 @@ def test_a_worker_that_does_not_answer_is_said_or_killed(group, boss, monkeypatc
         threading.Timer(seconds, served.goes_on.set).start()
         return group.first()[1][0]
 
-    monkeypatch.setattr(remote_group, "SAY_AFTER", 0.05)
+    monkeypatch.setattr(watchdog, "SAY_AFTER", 0.05)
     boss.seconds[0] = 0.05  # none was answered before: by what is a first one too long?
     assert waited_for(0.2) == "wait" and boss.said == [0]
     assert waited_for(0.3) == "wait" and boss.said == [0]  # ten times the 0.2 s are more than it needs

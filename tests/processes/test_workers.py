@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,9 @@ from face import Channel, Line, Worker, WorkerGroup, packed, refused, serve, unp
 
 from rlcli.errors import ArgumentError
 from rlcli.processes import group as group_module
-from rlcli.processes.group import Lost
 from rlcli.processes.line import Traceback
 from rlcli.processes.region import Region
+from rlcli.processes.replacing import Lost
 from rlcli.processes.worker import METHODS
 
 FIELDS = {"numbers": ((4,), np.dtype(np.int64)), ("a", "pair"): ((2, 3), np.dtype(np.float32))}
@@ -84,9 +85,7 @@ def ended(number: signal.Signals) -> tuple[int, int]:
 
 
 def group(count: int = 2, method: str = "forkserver") -> WorkerGroup:
-    return WorkerGroup(
-        [Worker("test_workers:echo", start_method=method, preload=["test_workers"]) for _ in range(count)]
-    )
+    return WorkerGroup(partial(Worker, "test_workers:echo", start_method=method, preload=["test_workers"]), count)
 
 
 def ask(workers: WorkerGroup, *order):
@@ -112,7 +111,7 @@ def test_workers_answer_and_end_with_their_group(method):
 def test_memory_is_shared_and_has_no_name():
     before = set(os.listdir("/dev/shm"))
     workers, region = group(), Region(FIELDS)
-    workers.order(1, packed(("map",)), fd=region.fd)
+    workers.order(1, packed(("map",)), attachments=[region.fd])
     workers.order(1, [packed(("add", lane)) for lane in range(2)])
     assert region.arrays["numbers"].tolist() == [*(worker.pid for worker in workers.workers), 0, 0]
     assert region.arrays["a", "pair"].shape == (2, 3) and set(os.listdir("/dev/shm")) == before

@@ -443,6 +443,7 @@ class Told:
     lag: int | None = None
     restarts: int = 0
     lost_frames: int = 0
+    at_most: str = ""
     cause: str = "worker 1 was killed"
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import pytest
 from face import Worker, WorkerGroup, packed, refused, unpacked
@@ -38,8 +39,8 @@ def send(sender, trained, version: int) -> None:
 
 
 def group_of(sender, width: int, count: int) -> WorkerGroup:
-    group = WorkerGroup([Worker("weight_workers:adopt", start_method="fork") for _ in range(count)])
-    group.order(0, packed(("open", sender.handle(), width)), fd=sender.fd)
+    group = WorkerGroup(partial(Worker, "weight_workers:adopt", start_method="fork"), count)
+    group.order(0, packed(("open", sender.handle(), width)), attachments=[sender.fd])
     return group
 
 

@@ -64,7 +64,7 @@ class CollectorWorkers(Owner):
             firsts = np.cumsum([0, *counts]).tolist()
             self.all_lanes = firsts[-1] + first_lane if all_lanes is None else all_lanes
             self.records = [
-                WorkerRecord(n, first, [-1] * n, index)
+                rows.record(n, first, [-1] * n, index)
                 for index, (n, first) in enumerate(zip(counts, firsts, strict=False))
             ]  # fmt: skip
             self.about = self.processes.set_up("build", lambda self, only: self._build(only))

@@ -1,15 +1,19 @@
-"""A step that does not come back, and an env that goes on after it was told to end."""
+"""A step that does not come back, and an env that goes on after it was told to end; nothing is kept of what ended."""
 
+import gc
 import signal
 import time
+import weakref
 
 import gymnasium as gym
 from face import refused
 from gymnasium import spaces
 
-from rlcli.collectors import Collector, answers
+from rlcli.collectors import Collector
 from rlcli.envs import GymEnv
 from rlcli.errors import EnvError
+from rlcli.processes import watchdog
+from rlcli.processes.watchdog import LOOK, watching
 
 
 class Stubborn(gym.Env):
@@ -36,12 +40,33 @@ class Stubborn(gym.Env):
 
 def test_an_env_that_goes_on_is_interrupted_again_before_the_process_ends(monkeypatch):
     ended = []
-    monkeypatch.setattr(answers, "EVERY", 0.05)
-    monkeypatch.setattr(answers, "LAST_RESORT", 0.2)
-    monkeypatch.setattr(answers.os, "_exit", ended.append)
+    monkeypatch.setattr(watchdog, "LOOK", 0.05)
+    monkeypatch.setattr(watchdog, "LAST_RESORT", 0.2)
+    monkeypatch.setattr(watchdog.os, "_exit", ended.append)
     env = GymEnv(Stubborn())
     env.vec_env.step_timeout = 0.4
     before = signal.getsignal(signal.SIGALRM)
     with Collector(env, None, frames_per_batch=10) as collector, refused(EnvError, "0.4"):
         collector.rollout()
     assert not ended and signal.getsignal(signal.SIGALRM) is before
+
+
+def test_lanes_are_let_go_while_the_thread_sleeps():
+    lanes = GymEnv("CartPole-v1").vec_env
+    with watching(lanes) as _:
+        time.sleep(1.5 * LOOK)  # one look at least
+    gone = weakref.ref(lanes)
+    del lanes
+    gc.collect()
+    assert gone() is None
+
+
+def test_lanes_that_cannot_be_looked_at_are_said_and_the_others_are_looked_at(capfd):
+    lanes, others = (GymEnv("CartPole-v1").vec_env for _ in range(2))
+    lanes.moved = lambda: 1 // 0
+    others.step_timeout = LOOK
+    began = time.monotonic()
+    with refused(EnvError, "answer"), watching(lanes), watching(others):
+        while time.monotonic() - began < 60:
+            time.sleep(0.01)
+    assert capfd.readouterr().err.count("ZeroDivisionError") == 1
