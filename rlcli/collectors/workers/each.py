@@ -46,7 +46,8 @@ def makers_of(create_env_fn: Any, number: int | None, name: str = "num_workers")
     if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
         makers = list(create_env_fn)
         refuse(not makers or number not in (None, len(makers)),
-               f"create_env_fn has {len(makers)} entries, one for each of {name}", why=f"got {name}={number}")  # fmt: skip
+               f"create_env_fn has {len(makers)} entries, one for each {name.removeprefix('num_')[:-1]}",
+               why=f"{name} is {number}")  # fmt: skip
         return makers
     return [create_env_fn] * counted(name, 1 if number is None else number, 1)
 
