@@ -21,6 +21,7 @@ EXTRAS = {
     "compressed": {"lz4": "lz4"},
     "tensorboard": {"tensorboard": "tensorboard"},
     "video": {"imageio": "imageio", "imageio_ffmpeg": "imageio-ffmpeg"},
+    "ray": {"ray": "ray"},
     "peers": {"torchrl": "torchrl", "stable_baselines3": "stable-baselines3"},
 }
 

@@ -2,6 +2,7 @@
 
 | file | what it has |
 |---|---|
+| `ray`, `ray_remote`, `cluster` | the collector, its workers as actors, and the cluster that they are on |
 | `distributed`, `group_remote` | the collector, its workers as ranks of a torch.distributed group |
 | `rpc` | the same over torch.distributed.rpc |
 | `launch` | who starts those workers, and how they meet |
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rlcli.collectors.distributed.distributed import DistributedSyncCollector as DistributedSyncCollector
     from rlcli.collectors.distributed.distributed import DistributedSyncDataCollector as DistributedSyncDataCollector
     from rlcli.collectors.distributed.launch import submitit_delayed_launcher as submitit_delayed_launcher
+    from rlcli.collectors.distributed.ray import RayCollector as RayCollector
     from rlcli.collectors.distributed.rpc import RPCCollector as RPCCollector
     from rlcli.collectors.distributed.rpc import RPCDataCollector as RPCDataCollector
     from rlcli.weight_update.updaters import DistributedWeightUpdater as DistributedWeightUpdater

@@ -41,15 +41,15 @@ def own_length(name: str, value: Sequence[Any], workers: int) -> None:
     refuse(len(value) != workers, f"{name} has {len(value)} entries, for {workers} workers")
 
 
-def makers_of(create_env_fn: Any, num_workers: int | None) -> list[Any]:
-    """Return what makes the env of each worker."""
+def makers_of(create_env_fn: Any, number: int | None, name: str = "num_workers") -> list[Any]:
+    """Return what makes the env of each worker, as many as the option of this name says."""
     if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
         makers = list(create_env_fn)
-        refuse(not makers or num_workers not in (None, len(makers)),
-               f"create_env_fn has {len(makers)} entries, one for each worker",
-               why=f"num_workers is {num_workers}")  # fmt: skip
+        refuse(not makers or number not in (None, len(makers)),
+               f"create_env_fn has {len(makers)} entries, one for each {name.removeprefix('num_')[:-1]}",
+               why=f"{name} is {number}")  # fmt: skip
         return makers
-    return [create_env_fn] * counted("num_workers", 1 if num_workers is None else num_workers, 1)
+    return [create_env_fn] * counted(name, 1 if number is None else number, 1)
 
 
 def warn_of_cores(workers: int) -> None:

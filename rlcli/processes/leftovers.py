@@ -1,0 +1,69 @@
+"""Processes that others start for this one, and a folder of theirs: they end with it, however it ends.
+
+They are known by a mark in their environment, which whatever they start inherits. A small process looks twice a second
+whether its parent lives: a kill skips all code of that, and a fork of it could hold the end of a pipe open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MARK = "RLCLI_LEFTOVER_OF"
+_EVERY = 0.5  # seconds between two looks at the parent
+_ROUNDS = 20  # of killing: what is killed may just have started another
+_LONGEST = 25  # of the path of the folder for temporary ones: a socket's path has at most 107 bytes
+
+
+class Leftovers:
+    """Make a folder, for nobody else, and a mark; processes with it are killed by `clear_up`, or when this one ends."""
+
+    def __init__(self) -> None:
+        place = tempfile.gettempdir()
+        self.folder = tempfile.mkdtemp(prefix="rlcli-", dir=place if len(place) <= _LONGEST else "/tmp")
+        self.mark = secrets.token_hex(8)
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}\n"
+            f"from rlcli.processes.leftovers import outlive; outlive({os.getpid()}, {self.mark!r}, {self.folder!r})"
+        )
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def clear_up(self) -> None:
+        """Kill all processes that have the mark, and remove the folder."""
+        _clear_up(self.mark, self.folder)
+        self._watcher.kill()
+        self._watcher.wait()
+
+
+def outlive(parent: int, mark: str, folder: str) -> None:
+    """Clear up once the parent has ended."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.getppid() == parent:
+        time.sleep(_EVERY)
+    _clear_up(mark, folder)
+
+
+def _clear_up(mark: str, folder: str) -> None:
+    import psutil
+
+    for _ in range(_ROUNDS):
+        marked = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(MARK) == mark:
+                    process.kill()
+                    marked.append(process)
+        if not marked:
+            break
+        psutil.wait_procs(marked, timeout=_EVERY)
+    shutil.rmtree(folder, ignore_errors=True)
