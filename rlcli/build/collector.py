@@ -15,7 +15,19 @@ from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.collectors.options import FIELDS
+from rlcli.config.choices.collect import (
+    AsyncOptions,
+    BatchOptions,
+    DeltaOptions,
+    MaskedOptions,
+    MemoryOptions,
+    MultiAsyncOptions,
+    MultiSyncOptions,
+    TrainedOptions,
+)
+from rlcli.config.choices.learn import MinibatchOptions, StoredSliceOptions
 from rlcli.config.installed import accelerator
+from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.keys import Key
@@ -30,20 +42,21 @@ def build_collector(
     cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
 ) -> BaseCollector:
     """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
-    c, m, places = cfg.collector, cfg.memory, devices(cfg)
+    c, m, p, places = cfg.collector, cfg.memory, cfg.policy, devices(cfg)
     actor: Any = None if policy is None else policy.actor
     if actor is None:
-        mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
+        key = as_choice(MaskedOptions, p).action_mask_key
+        mask = find_action_mask(key, env.observation_spec, env.action_spec)
         actor = None if mask is None else modules.RandomPolicy(action_mask_key=mask)
     options: dict[str, Any] = {name: value for name, value in vars(c).items() if name in FIELDS} | {
-        "total_frames": cfg.total_frames, "next_obs": m.next_obs, "delta_dtype": getattr(torch, m.delta_dtype),
-        "on_overflow": m.on_overflow, "keep_keys": keep_keys, "traj_format": "cat" if c.trajs_per_batch else None,
-        "exploration_type": cfg.policy.exploration, "weights_swap": cfg.weights.swap,
+        "total_frames": cfg.total_frames, "next_obs": m.next_obs, **differences(m), "keep_keys": keep_keys,
+        "traj_format": "cat" if c.trajs_per_batch else None, "weights_swap": cfg.weights.swap,
+        "exploration_type": as_choice(TrainedOptions, p).exploration,
         "storing_device": places["storing_device"], "env_device": places["env_device"],
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
         "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),
     }  # fmt: skip
-    if c.kind == "sync":
+    if not isinstance(c, AsyncOptions):
         return Collector(env, actor, **options)
     from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
 
@@ -52,11 +65,17 @@ def build_collector(
     makers = [
         partial(build_env, dataclasses.replace(cfg.env, num=len(share)), offset=share.start) for share in shares(cfg)
     ]
-    if c.kind == "multi_sync":
+    if isinstance(c, MultiSyncOptions):
         options["preemptive_threshold"] = c.preemptive_threshold
         return MultiSyncCollector(makers, actor, cat_results=0, **options)
     lag = cfg.weights
     return MultiAsyncCollector(makers, actor, max_lag=lag.max_lag, on_lag=lag.on_lag, **options)
+
+
+def differences(memory: MemoryOptions) -> dict[str, Any]:
+    """Return how differences of next observations are stored, where they are."""
+    m = as_choice(DeltaOptions, memory)
+    return {"delta_dtype": getattr(torch, m.delta_dtype), "on_overflow": m.on_overflow}
 
 
 def state_stride(cfg: CollectConfig) -> int:
@@ -69,20 +88,20 @@ def state_stride(cfg: CollectConfig) -> int:
     if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones; shared buffers take all
         return 1
     whole = draws(cfg) == "batch"
-    return (cfg.sampler.slice_len or c.frames_per_batch) if whole else SLICED
+    return (as_choice(MinibatchOptions, cfg.sampler).slice_len or c.frames_per_batch) if whole else SLICED
 
 
 def in_this_process(cfg: CollectConfig) -> CollectConfig:
     """Return the same run without workers."""
-    return dataclasses.replace(cfg, collector=dataclasses.replace(cfg.collector, kind="sync"))
+    return dataclasses.replace(cfg, collector=as_choice(BatchOptions, cfg.collector, kind="sync"))
 
 
 def shares(cfg: CollectConfig) -> list[range]:
     """Return the lanes of each worker, neighbours together; none where this process collects."""
     c = cfg.collector
-    if c.kind == "sync":
+    if not isinstance(c, AsyncOptions):
         return []
-    if c.kind == "async":
+    if not isinstance(c, MultiAsyncOptions):
         count = 1
     elif isinstance(c.num_workers, int):
         count = c.num_workers
@@ -100,7 +119,7 @@ def shares_meanwhile(cfg: CollectConfig) -> list[range]:
 
 def slices_of(cfg: Config) -> tuple[int, int]:
     """Return number and length of a sample's slices; what is not given follows from the batch size."""
-    s = cfg.sampler
+    s = as_choice(StoredSliceOptions, cfg.sampler)
     length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
     return s.num_slices or s.batch_size // length, length
 

@@ -29,7 +29,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlcli.config import guard, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.option import find, leaves, value_at
+from rlcli.config.option import find, held, leaves, value_at
+from rlcli.config.option import flat as of_all_choices
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import (
@@ -44,7 +45,7 @@ from rlcli.config.recipes import (
     with_whole_numbers,
 )
 from rlcli.config.resolved import as_object, flat
-from rlcli.config.schemas import VERBS, CollectConfig, unread
+from rlcli.config.schemas import VERBS, CollectConfig, idle, in_words
 from rlcli.config.validate import validate
 from rlcli.config.words import key_of, parsed, spell
 from rlcli.errors import ConfigError
@@ -143,7 +144,7 @@ def plan(
     else:
         problems += [Problem(f"{x} is for a sweep", "add -m, or leave it out") for x in typed_keys if x[:6] == "sweep."]
     if wrong and job is not None:  # what other libraries count otherwise is converted with what is composed
-        facts = {key: value_at(job.cfg, key) for key in leaves(schema)}
+        facts = {key: value_at(job.cfg, key) for key in held(job.cfg)}
         _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags, composed=facts)
     problems = [*wrong, *problems]
     raise_all(problem for problem in problems if not (look and problem.only_here))
@@ -174,9 +175,9 @@ def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Col
     """Say what recipes set and nothing reads, in sentences; a recipe may choose otherwise than those it builds on."""
     for name in lineage(cfg.recipe, contents) if cfg.recipe and cfg.recipe in contents else ():
         found: dict[str, list[str]] = {}
-        for key, why in unread(cfg).items():
-            if key not in typed_keys and holds(contents[name], key) and (name == cfg.recipe or why.by in typed_keys):
-                found.setdefault(why.where, []).append(key)
+        for key, (by, choice) in idle(cfg).items():
+            if key not in typed_keys and holds(contents[name], key) and (name == cfg.recipe or by in typed_keys):
+                found.setdefault(in_words(by, choice), []).append(key)
         for where, keys in found.items():
             yield f"recipe {name} sets what has no meaning {where}: {', '.join(keys)}"
 
@@ -294,7 +295,7 @@ def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection
     """
     store = ConfigStore.instance()
     if getattr(store.repo.get(f"{verb}_schema.yaml"), "provider", None) != "rlcli":  # storing it takes 20 ms
-        store.store(name=f"{verb}_schema", node=schema, provider="rlcli")
+        store.store(name=f"{verb}_schema", node=of_all_choices(schema), provider="rlcli")
     store.store(group="recipe", name="null", node={}, provider="rlcli")  # there is such a group, even without recipes
     for name, data in contents.items():
         store.store(group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe")

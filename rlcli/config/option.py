@@ -6,6 +6,7 @@ mean" all read what is declared here, by dotted key: `env.num`; nothing repeats 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -39,11 +40,10 @@ class Group:
 class Part(NamedTuple):
     """A choice of a group: its options, `package.module:object` of what it builds, and what it says of itself."""
 
-    options: Any = None  # a dataclass, a `Group`; of a user's part the group's own
+    options: Any = None  # a dataclass, a `Group`
     place: str = ""
     off_policy: bool = False  # of an algorithm: it learns from stored rows, whoever collected them
     draws: str = "rows"  # of a sampler: single stored "rows", parts of the new "batch", or stored "slices"
-    keys: tuple[str, ...] = ()  # that it reads, and not every choice of its group: see `registry.part`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,8 @@ def leaves(schema: type) -> Mapping[str, Leaf]:
         if dataclasses.is_dataclass(hint):
             by, parts = field.metadata[_KEY].read_by, field.metadata[_KEY].parts
             own = {choice: leaves(part.options) for choice, part in parts.items()}
-            for key, leaf in sorted(leaves(cast(type, hint)).items(), key=lambda item: item[0] == "kwargs"):
+            everything = _of_all(parts) if parts else cast(type, hint)
+            for key, leaf in sorted(leaves(everything).items(), key=lambda item: item[0] == "kwargs"):
                 having = tuple(choice for choice, keys in own.items() if key in keys)
                 some = {name: having} if parts.keys() - {*having, REGISTERED} else {}
                 meaning = dataclasses.replace(leaf.option, read_by={**some, **by, **leaf.option.read_by})
@@ -170,6 +171,69 @@ def parts_of(schema: type) -> dict[str, Mapping[str, Part]]:
     """Return group -> choice -> what is known of it, of the groups whose choices have options of their own."""
     options = {field.name: field.metadata[_KEY] for field in dataclasses.fields(schema)}
     return {name: option.parts for name, option in options.items() if option.parts}
+
+
+# ---- options of one choice, and of all of them ----------------------------------------------------------------------
+class Derived:
+    """Classes of options that are put together here, where pickle finds them by their names."""
+
+
+def _derived(name: str, options: Iterable[tuple[str, Any, Any]], bases: tuple[type, ...]) -> type:
+    names = {"__module__": __name__, "__qualname__": f"Derived.{name}"}
+    setattr(Derived, name, made := dataclasses.make_dataclass(name, options, bases=bases, namespace=names))
+    return made
+
+
+def _last(classes: Iterable[type]) -> tuple[type, ...]:
+    """Return the classes that none of the others builds on, the last first, as what has the options of all inherits."""
+    known = list(dict.fromkeys(classes))
+    return tuple(x for x in reversed(known) if not any(issubclass(y, x) for y in known if y is not x))
+
+
+@functools.cache
+def _joined(bases: tuple[type, ...]) -> type:
+    return bases[0] if len(bases) == 1 else _derived("And".join(x.__name__ for x in bases), (), bases)
+
+
+def _of_all(parts: Mapping[str, Part]) -> type:
+    """Return the class of the options of all choices."""
+    return _joined(_last(part.options for part in parts.values()))
+
+
+@_once
+def flat(schema: type) -> type:
+    """Return a schema whose groups have the options of all their choices: one command may try several."""
+    fields = {field.name: field.metadata for field in dataclasses.fields(schema) if field.metadata[_KEY].parts}
+    every = {name: _of_all(metadata[_KEY].parts) for name, metadata in fields.items()}
+    options = [(name, x, dataclasses.field(default_factory=x, metadata=fields[name])) for name, x in every.items()]
+    return _derived(schema.__name__, options, (schema,))
+
+
+def as_choice(choice: type[T], options: Any, **changes: Any) -> T:
+    """Return options as a choice of the same group has them: what it shares with theirs, its defaults for the rest."""
+    names = (field.name for field in dataclasses.fields(cast(Any, choice)) if hasattr(options, field.name))
+    return choice(**{name: getattr(options, name) for name in names} | changes)
+
+
+@functools.cache
+def widened(base: type, others: tuple[type, ...], names: frozenset[str]) -> type:
+    """Return a class with the options of a base and those of others that are named; of whom all are, it is one."""
+    known = [x for other in others for x in reversed(other.__mro__) if dataclasses.is_dataclass(x)]
+    wanted = names | {field.name for field in dataclasses.fields(base)}
+    bases = _last(x for x in (base, *known) if wanted.issuperset(field.name for field in dataclasses.fields(x)))
+    had = {field.name for x in bases for field in dataclasses.fields(x)}
+    more = {
+        field.name: (field.name, get_type_hints(x)[field.name], copy.copy(field))
+        for x in known for field in dataclasses.fields(x) if field.name in wanted - had
+    }  # fmt: skip
+    return _derived("And".join((*(x.__name__ for x in bases), *more)), more.values(), bases) if more else _joined(bases)
+
+
+def held(cfg: Any) -> dict[str, Leaf]:
+    """Return the keys of the choices that a configuration makes."""
+    own = {group: leaves(type(getattr(cfg, group))) for group in groups(type(cfg))}
+    split = ((key.partition("."), leaf) for key, leaf in leaves(type(cfg)).items())
+    return {leaf.key: leaf for (group, dot, name), leaf in split if not dot or name in own[group]}
 
 
 def doc(schema: type, group: str) -> str:

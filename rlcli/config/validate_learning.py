@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from rlcli.config import installed, registry
+from rlcli.config.choices.collect import ExactOptions, NetworkOptions, RecurrentOptions
+from rlcli.config.choices.learn import (
+    ActorCriticOptions,
+    DQNOptions,
+    ReinforceOptions,
+    StoredSliceOptions,
+    TensorOptions,
+)
+from rlcli.config.option import as_choice
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config, by_priority, convolves, draws, is_off_policy, remembers
 
@@ -28,20 +37,23 @@ def check_learning(cfg: Any) -> Iterator[Problem]:
         )
     elif path is not None and not os.path.isdir(path):
         yield Problem(f"storage.init_from={path} is no folder", "rlcli ls runs lists runs", only_here=True)
-    if cfg.memory.frame_stack != "auto" and (cfg.env.frame_stack or 1) < 2:
+    if isinstance(cfg.memory, ExactOptions) and cfg.memory.frame_stack != "auto" and (cfg.env.frame_stack or 1) < 2:
         what = "memory.frame_stack has no meaning with env.frame_stack=null: there are no stacks"
         yield Problem(what, "leave it out")
 
 
 def _off_policy(cfg: Config) -> Iterator[Problem]:
-    kind, c = cfg.loss.kind, cfg.collector
+    kind, c, policy = cfg.loss.kind, cfg.collector, cfg.policy
     if cfg.memory.next_obs == "compact":
         yield Problem(f"loss={kind} needs every next observation, and memory=compact stores none", "use memory=exact")
-    if kind in ("dqn", "sac") and cfg.policy.distribution not in ("auto", "tanh_normal" if kind == "sac" else "auto"):
-        only = " draws from tanh_normal" if kind == "sac" else " chooses by value"
-        yield Problem(
-            f"policy.distribution={cfg.policy.distribution} has no meaning: loss={kind}{only}", "leave it out"
-        )
+    if isinstance(policy, NetworkOptions) and kind in ("dqn", "sac"):
+        if policy.distribution not in ("auto", "tanh_normal" if kind == "sac" else "auto"):
+            only = " draws from tanh_normal" if kind == "sac" else " chooses by value"
+            what = f"policy.distribution={policy.distribution} has no meaning: loss={kind}{only}"
+            yield Problem(what, "leave it out")
+        if kind == "dqn" and policy.eps_end > policy.eps_init:
+            what = f"policy.eps_end={policy.eps_end} is more than policy.eps_init={policy.eps_init}"
+            yield Problem(what, "epsilon falls: use policy.eps_end <= policy.eps_init")
     for name in ("split_trajs", "trajs_per_batch"):
         if getattr(c, name):
             yield Problem(f"collector.{name} has no meaning with loss={kind}, which learns from rows", "leave it out")
@@ -51,9 +63,6 @@ def _off_policy(cfg: Config) -> Iterator[Problem]:
             "to learn in",
             f"use collector.init_random_frames < {cfg.total_frames}",
         )
-    if kind == "dqn" and cfg.policy.eps_end > cfg.policy.eps_init:
-        what = f"policy.eps_end={cfg.policy.eps_end} is more than policy.eps_init={cfg.policy.eps_init}"
-        yield Problem(what, "epsilon falls: use policy.eps_end <= policy.eps_init")
     if cfg.storage.kind == "none":
         yield Problem(f"loss={kind} learns from a replay buffer, and storage=none has none", "use storage=tensor")
     yield from _room(cfg)
@@ -77,7 +86,7 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
     v, rows, batch = cfg.value, cfg.collector.frames_per_batch, cfg.sampler.batch_size
     if v.backend == "triton" and _without_gpu(cfg):
         yield Problem("value.backend=triton runs on a GPU", "use value.backend=auto, or device=cuda")
-    if cfg.loss.kind == "reinforce" and not cfg.loss.baseline:
+    if isinstance(cfg.loss, ReinforceOptions) and not cfg.loss.baseline:
         if v.kind != "td1":
             yield Problem(
                 f"loss.baseline=false learns from whole returns, and value={v.kind} gives others", "use value=td1"
@@ -87,7 +96,7 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
                   "compute_dtype": v.compute_dtype != "float32"}  # fmt: skip
         for name in (name for name, given in acting.items() if given):
             yield Problem(f"value.{name} acts on a value net, and loss.baseline=false has none", "leave it out")
-        if cfg.policy.shared:
+        if isinstance(cfg.policy, NetworkOptions) and cfg.policy.shared:
             yield Problem("policy.shared has no meaning with loss.baseline=false", "leave it out")
     if batch > rows and draws(cfg) == "batch" and not cfg.collector.trajs_per_batch:
         what = f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds"
@@ -108,9 +117,9 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
 
 def check_recurrence(cfg: Any) -> Iterator[Problem]:
     """A recurrent policy: who shares its trunk, and what runs it over sequences."""
-    if not remembers(cfg):
-        return
     policy = cfg.policy
+    if not isinstance(policy, RecurrentOptions):
+        return
     if policy.shared is False and not (isinstance(cfg, Config) and is_off_policy(cfg)):  # they do not read it
         yield Problem(
             f"policy.shared=false has no meaning with policy={policy.kind}: a critic with a state of its own is not "
@@ -132,7 +141,7 @@ def check_recurrence(cfg: Any) -> Iterator[Problem]:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
     """Single rows, or slices where the policy remembers."""
-    kind, policy, sampler = cfg.loss.kind, cfg.policy.kind, cfg.sampler.kind
+    loss, kind, policy, sampler = cfg.loss, cfg.loss.kind, cfg.policy.kind, cfg.sampler.kind
     drawn, users = draws(cfg), policy in registry.users_names("policy")
     along = remembers(cfg) and kind != "sac"
     instead = f"use sampler={'slice' if along else 'random'} or sampler=prioritized{'_slice' * along}"
@@ -148,10 +157,8 @@ def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
         yield Problem(f"loss={kind} learns from single rows with policy={policy}", instead)
     if drawn == "slices" and not cfg.collector.track_traj_ids:
         yield Problem(f"sampler={sampler} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
-    if cfg.loss.start_state != "stored" and not (remembers(cfg) or users):
-        yield Problem(
-            f"loss.start_state={cfg.loss.start_state} is of a state that policy={policy} lacks", "leave it out"
-        )
+    if isinstance(loss, DQNOptions) and loss.start_state != "stored" and not (remembers(cfg) or users):
+        yield Problem(f"loss.start_state={loss.start_state} is of a state that policy={policy} lacks", "leave it out")
 
 
 def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
@@ -167,29 +174,27 @@ def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
             yield Problem(f"collector.{name} has no meaning with {by}, which cuts stored rows", "leave it out")
     if not c.track_traj_ids:
         yield Problem(f"{by} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
-    if cfg.loss.clip_value is not None:
+    if isinstance(cfg.loss, ActorCriticOptions) and cfg.loss.clip_value is not None:
         what = f"loss.clip_value has no meaning with {by}: the values of a sample are computed when it is drawn"
         yield Problem(what, "leave it out")
-    if not cfg.loss.baseline:
+    if isinstance(cfg.loss, ReinforceOptions) and not cfg.loss.baseline:
         what = "loss.baseline=false sums the rewards of whole trajectories, and a slice ends before its trajectory"
         yield Problem(what, "use loss.baseline=true, or sampler=minibatch")
 
 
 def _slices(cfg: Config) -> Iterator[Problem]:
     """Slices: how long, and who learns from them."""
-    s = cfg.sampler
-    if "sampler.slice_len" not in registry.part("sampler", s.kind).keys:
-        return
+    s, storage = as_choice(StoredSliceOptions, cfg.sampler), cfg.storage
     if draws(cfg) == "batch":
         if s.slice_len is not None and not is_off_policy(cfg):
-            yield from _slices_of_batches(cfg)
+            yield from _slices_of_batches(cfg, s.slice_len)
         return
     if s.burn_in and not is_off_policy(cfg):
         what = f"sampler.burn_in has no meaning with loss={cfg.loss.kind}, which begins slices from their stored states"
         yield Problem(what, "leave it out, or use loss=dqn")
-    if cfg.storage.kind != "none" and (s.slice_len or s.num_slices):
-        length, rows = s.slice_len or s.batch_size // (s.num_slices or 1), cfg.storage.max_size
-        steps = rows // cfg.env.num if cfg.storage.ndim == 2 else rows
+    if isinstance(storage, TensorOptions) and (s.slice_len or s.num_slices):
+        length = s.slice_len or s.batch_size // (s.num_slices or 1)
+        steps = storage.max_size // cfg.env.num if storage.ndim == 2 else storage.max_size
         if length > steps:
             what = f"a slice of {length} rows is longer than the {steps} rows of an env that the storage holds"
             yield Problem(what, "use a shorter sampler.slice_len or a larger storage.max_size")
@@ -201,9 +206,9 @@ def _slices(cfg: Config) -> Iterator[Problem]:
             )
 
 
-def _slices_of_batches(cfg: Config) -> Iterator[Problem]:
+def _slices_of_batches(cfg: Config, length: int) -> Iterator[Problem]:
     """Slices that minibatches are made of, which begin from stored states."""
-    length, stride = cast(int, cfg.sampler.slice_len), cfg.memory.recurrent_state_stride
+    stride = cfg.memory.recurrent_state_stride
     if not remembers(cfg) and cfg.policy.kind not in registry.users_names("policy"):
         yield Problem(
             f"sampler.slice_len has no meaning with sampler={cfg.sampler.kind} and policy={cfg.policy.kind}, which "
@@ -220,7 +225,7 @@ def _slices_of_batches(cfg: Config) -> Iterator[Problem]:
 
 def _room(cfg: Config) -> Iterator[Problem]:
     """A storage that holds a batch."""
-    frames, rows = cfg.collector.frames_per_batch, cfg.storage.max_size
-    if cfg.storage.kind != "none" and rows < frames:
-        what = f"storage.max_size={rows} is less than collector.frames_per_batch={frames}"
+    frames, storage = cfg.collector.frames_per_batch, cfg.storage
+    if isinstance(storage, TensorOptions) and storage.max_size < frames:
+        what = f"storage.max_size={storage.max_size} is less than collector.frames_per_batch={frames}"
         yield Problem(what, f"use storage.max_size >= {frames}")

@@ -2,8 +2,7 @@
 stored, where all of it lives, what is shown, and the run's folder.
 
 Each choice of a group is a dataclass, with the options of what it builds on and its own, and what does not fit among
-them; the group's class (`EnvConfig`) has those of all, since one command may try several. `read_by` is said of options
-that depend on another group's choice.
+them. `read_by` is said of options that depend on another group's choice.
 """
 
 from __future__ import annotations
@@ -46,6 +45,8 @@ class AtariConfig(Group):
 
 @dataclass
 class EnvOptions(Group):
+    """The environment, its wrappers, and how many of it are stepped together."""
+
     kind: str = option("gym", "which env choice this is")
     id: str = option("CartPole-v1", "gymnasium id, or a name from the registry")
     num: int = option(8, "environments stepped together (sub-environments)", ge=1, le=1_000_000)
@@ -86,8 +87,9 @@ class EnvOptions(Group):
     )
 
     def problems(self) -> Iterator[Problem]:
-        if self.kind == "envpool" and self.mode == "serial":
-            yield Problem("env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym")
+        if self.kind == "envpool" and self.mode in ("serial", "parallel"):
+            what = f"env=envpool and env.mode={self.mode} contradict each other"
+            yield Problem(what, "use env.mode=native or env=gym")
         if self.wrappers and (self.mode == "native" or self.kind == "envpool"):
             yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
 
@@ -153,17 +155,14 @@ class AtariOptions(GymOptions):
             yield Problem(f"env=atari and env.id={self.id} contradict each other", "ids of Atari games begin with ALE/")
 
 
-@dataclass
-class EnvConfig(AtariOptions):
-    """The environment, its wrappers, and how many of it are stepped together."""
-
-
 ENVS = {"gym": Part(GymOptions), "atari": Part(AtariOptions), "mujoco": Part(GymOptions), "envpool": Part(EnvOptions)}
 
 
 # ---- policy ---------------------------------------------------------------------------------------------------------
 @dataclass
 class PolicyOptions(Group):
+    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
+
     kind: str = option("auto", "which policy choice this is")
     init_from: str | None = option(
         None,
@@ -247,11 +246,6 @@ class RecurrentOptions(NetworkOptions):
     )
 
 
-@dataclass
-class PolicyConfig(RecurrentOptions, CheckpointOptions):
-    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
-
-
 POLICIES = {
     **dict.fromkeys(("mlp", "cnn", "dict"), Part(NetworkOptions)),
     **dict.fromkeys(("gru", "lstm"), Part(RecurrentOptions)),
@@ -286,6 +280,8 @@ class WeightsConfig(Group):
 
 @dataclass
 class BatchOptions(Group):
+    """How batches are collected."""
+
     kind: str = option("sync", "which collector choice this is")
     on_worker_error: str = option(
         "raise",
@@ -330,11 +326,6 @@ class MultiSyncOptions(MultiAsyncOptions):
     )
 
 
-@dataclass
-class CollectorConfig(MultiSyncOptions):
-    """How batches are collected."""
-
-
 COLLECTORS = {
     "sync": Part(BatchOptions), "multi_sync": Part(MultiSyncOptions), "multi_async": Part(MultiAsyncOptions),
     "async": Part(AsyncOptions),
@@ -344,6 +335,8 @@ COLLECTORS = {
 # ---- memory ---------------------------------------------------------------------------------------------------------
 @dataclass
 class MemoryOptions(Group):
+    """How the next observation is stored, and what else is."""
+
     kind: str = option("exact", "which memory choice this is")
     keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
     next_obs: str = option(
@@ -407,11 +400,6 @@ class DeltaOptions(MemoryOptions):
         "a difference too large for delta_dtype: end the run, or store that next observation in full",
         choices=("raise", "keep"),
     )
-
-
-@dataclass
-class MemoryConfig(DeltaOptions, ExactOptions, CompactOptions):
-    """How the next observation is stored, and what else is."""
 
 
 MEMORIES = {
@@ -512,13 +500,13 @@ class CollectConfig:
     total_frames: int = option(100_000, "frames to collect, exact to one step of all envs", ge=1, le=10**15)
     threads: int | str = option("auto", "threads of one torch operation", ge=1, le=1024, words=("auto",))
     recipe: str | None = option(None, "the recipe this run follows")
-    env: EnvConfig = option(EnvConfig, "the environment", parts=ENVS)
-    policy: PolicyConfig = option(PolicyConfig, "the policy", parts=POLICIES)
-    collector: CollectorConfig = option(CollectorConfig, "how batches are collected", parts=COLLECTORS)
+    env: EnvOptions = option(GymOptions, "the environment", parts=ENVS)
+    policy: PolicyOptions = option(NetworkOptions, "the policy", parts=POLICIES)
+    collector: BatchOptions = option(BatchOptions, "how batches are collected", parts=COLLECTORS)
     weights: WeightsConfig = option(
         WeightsConfig, "how new weights reach the acting policy", read_by={"collector": ("multi_async", "async")}
     )
-    memory: MemoryConfig = option(MemoryConfig, "how the next observation is stored", parts=MEMORIES)
+    memory: MemoryOptions = option(ExactOptions, "how the next observation is stored", parts=MEMORIES)
     device: DeviceConfig = option(DeviceConfig, "devices")
     logger: LoggerConfig = option(LoggerConfig, "where metrics go", parts=LOGGERS)
     console: ConsoleConfig = option(ConsoleConfig, "what the terminal shows")

@@ -18,6 +18,8 @@ BOOTSTRAPPED = {"loss": ("dqn", "sac")}  # that learn from stored rows towards v
 # ---- rows -----------------------------------------------------------------------------------------------------------
 @dataclass
 class StorageOptions(Group):
+    """Where rows are kept between collecting and learning. On-policy runs need none."""
+
     kind: str = option("none", "tensor: in memory; memmap: on disk; compressed: in memory, images compressed")
     init_from: str | None = option(
         None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
@@ -37,11 +39,6 @@ class MemmapOptions(TensorOptions):
     scratch_dir: str | None = option(None, "folder for its files, one subfolder per run; null: the run folder")
 
 
-@dataclass
-class StorageConfig(MemmapOptions):
-    """Where rows are kept between collecting and learning. On-policy runs need none."""
-
-
 STORAGES = {
     "none": Part(StorageOptions),
     "tensor": Part(TensorOptions, "rlcli.data.storages:LazyTensorStorage"),
@@ -53,6 +50,8 @@ STORAGES = {
 
 @dataclass
 class SamplerOptions(Group):
+    """How rows are sampled for an update."""
+
     kind: str = option(
         "minibatch",
         "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice, prioritized_slice: "
@@ -123,11 +122,6 @@ class PrioritizedSliceOptions(StoredSliceOptions, PrioritizedOptions):
     pass
 
 
-@dataclass
-class SamplerConfig(SliceOptions, PrioritizedSliceOptions):
-    """How rows are sampled for an update."""
-
-
 SAMPLERS = {
     "minibatch": Part(MinibatchOptions, draws="batch"),
     "random": Part(SamplerOptions, "rlcli.data.samplers:RandomSampler"),
@@ -140,6 +134,8 @@ SAMPLERS = {
 # ---- estimates ------------------------------------------------------------------------------------------------------
 @dataclass
 class EstimatorOptions(Group):
+    """Advantages and value targets."""
+
     kind: str = option("gae", "which estimator choice this is", read_by=GRADIENTS)
     average: bool = option(True, "normalise advantages to mean 0, standard deviation 1", read_by=GRADIENTS)
     average_over: str = option(
@@ -216,11 +212,6 @@ class VTraceOptions(EstimatorOptions):
             yield Problem(what, "use value.c_thresh <= value.rho_thresh")
 
 
-@dataclass
-class ValueConfig(VTraceOptions, LambdaOptions):
-    """Advantages and value targets."""
-
-
 ESTIMATORS = {
     "gae": Part(LambdaOptions, "rlcli.objectives.value:GAE"),
     "td0": Part(EstimatorOptions, "rlcli.objectives.value:TD0Estimator"),
@@ -233,6 +224,8 @@ ESTIMATORS = {
 # ---- losses ---------------------------------------------------------------------------------------------------------
 @dataclass
 class LossOptions(Group):
+    """What is minimised: a policy gradient with its value and entropy terms, DQN's or SAC's losses."""
+
     kind: str = option("ppo_clip", "which loss choice this is")
     kwargs: dict[str, Any] = option({}, "arguments for a registered algorithm of your own")
 
@@ -310,11 +303,6 @@ class SACOptions(BootstrappedOptions):
             yield Problem(what, "use loss.alpha=auto, or leave it out")
 
 
-@dataclass
-class LossConfig(SACOptions, DQNOptions, ReinforceOptions, PenalisedPPOOptions, ClipPPOOptions):
-    """What is minimised: a policy gradient with its value and entropy terms, DQN's or SAC's losses."""
-
-
 LOSSES = {
     "ppo_clip": Part(ClipPPOOptions, "rlcli.algorithms.ppo:ClipPPO"),
     "ppo_kl": Part(PenalisedPPOOptions, "rlcli.algorithms.ppo:PenalisedPPO"),
@@ -328,6 +316,8 @@ LOSSES = {
 # ---- optimizers -----------------------------------------------------------------------------------------------------
 @dataclass
 class OptimizerOptions(Group):
+    """How gradients become weights."""
+
     kind: str = option("adam", "which optimizer choice this is")
     lr: float = option(3e-4, "learning rate", gt=0)
     anneal_lr: bool = option(False, "lower the learning rate to 0 over total_frames")
@@ -364,11 +354,6 @@ class RMSpropOptions(MomentumOptions, AdaptiveOptions):
     alpha: float = option(0.99, "smoothing constant of RMSprop", ge=0, lt=1)
 
 
-@dataclass
-class OptimConfig(RMSpropOptions, AdamOptions):
-    """How gradients become weights."""
-
-
 OPTIMIZERS = {
     "adam": Part(AdamOptions),
     "adamw": Part(AdamOptions),
@@ -382,8 +367,8 @@ OPTIMIZERS = {
 class Config(CollectConfig):
     """Everything `rlcli train` reads: what collecting reads, and how batches become better weights."""
 
-    storage: StorageConfig = option(StorageConfig, "replay storage", parts=STORAGES)
-    sampler: SamplerConfig = option(SamplerConfig, "how updates sample rows", parts=SAMPLERS)
-    value: ValueConfig = option(ValueConfig, "advantages", parts=ESTIMATORS)
-    loss: LossConfig = option(LossConfig, "loss and algorithm", parts=LOSSES)
-    optim: OptimConfig = option(OptimConfig, "optimizer", parts=OPTIMIZERS)
+    storage: StorageOptions = option(StorageOptions, "replay storage", parts=STORAGES)
+    sampler: SamplerOptions = option(MinibatchOptions, "how updates sample rows", parts=SAMPLERS)
+    value: EstimatorOptions = option(LambdaOptions, "advantages", parts=ESTIMATORS)
+    loss: LossOptions = option(ClipPPOOptions, "loss and algorithm", parts=LOSSES)
+    optim: OptimizerOptions = option(AdamOptions, "optimizer", parts=OPTIMIZERS)
