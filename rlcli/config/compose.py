@@ -44,7 +44,7 @@ from rlcli.config.recipes import (
     shipped,
     with_whole_numbers,
 )
-from rlcli.config.resolved import as_object, flat
+from rlcli.config.resolved import as_object, flat, of_another_choice
 from rlcli.config.schemas import VERBS, CollectConfig, idle, in_words
 from rlcli.config.validate import validate
 from rlcli.config.words import key_of, parsed, spell
@@ -122,6 +122,7 @@ def plan(
     jobs = expand(ready.sweep) if multirun else [[item.text for item in checked]]
     job = None
     aside: list[str] = []
+    met: dict[Problem, list[int]] = {}  # what is wrong with jobs, and with which
     folders: dict[int, str] = {}  # of the jobs of a sweep
     typed_keys = {item.key for item in ready.sweep or ready.checked}
     undecided = (_undecided(schema, overrides, checked) if wrong else set()) | ({"recipe"} if bad else set())
@@ -135,10 +136,16 @@ def plan(
             job = _job(node, number if multirun else None, own)
             ready = replace(ready, how=job.cfg.sweep)
             folders[number] = str(job.cfg.run.dir)
-            problems += validate(job.cfg, typed_keys, undecided)
+            wanting = validate(job.cfg, typed_keys, undecided)
+            if (name := job.cfg.recipe) and name in contents and not undecided:
+                wanting += _of_other_choices(job.cfg, contents[name], typed_keys, str(recipes[name].path))
             aside += _left_aside(job.cfg, contents, typed_keys)
         except ConfigError as error:
-            problems.append(Problem(str(error)))
+            wanting = [Problem(str(error))]
+        for problem in wanting:
+            met.setdefault(problem, []).append(number)
+    alike = len(jobs[:JOBS_CHECKED_AHEAD])
+    problems += [x if x.where or len(n) == alike else x._replace(where=_said(n)) for x, n in met.items()]
     if multirun:
         problems += _shared_folder(folders)
     else:
@@ -151,6 +158,11 @@ def plan(
     for text in dict.fromkeys(() if look else aside):
         warnings.warn(text, stacklevel=2)
     return ready if multirun else replace(ready, job=job)
+
+
+def _said(jobs: Sequence[int]) -> str:
+    shown = ", ".join(map(str, jobs[:4])) + ", ..." * (len(jobs) > 4)
+    return f"job{'s' * (len(jobs) > 1)} {shown}"
 
 
 def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
@@ -168,7 +180,16 @@ def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked
     missing = {*map(key_of, overrides)} - (used := {item.key for item in checked})
     kinds = {key: f"{key}.kind" for key in missing if f"{key}.kind" in leaves(schema)}
     mappings = {key for key in missing if any(name.startswith(f"{key}.") for name in used)}  # used key by key
+    kinds |= {"memory.next_obs": "memory.kind"} if "memory.next_obs" in missing else {}  # by itself it is the choice
     return {*kinds.values(), *(key for key in missing - kinds.keys() - mappings if find(schema, key))}
+
+
+def _of_other_choices(
+    cfg: CollectConfig, data: Mapping[str, Any], typed_keys: Collection[str], where: str
+) -> list[Problem]:
+    """Refuse what a recipe sets of other choices than it makes; the command line may choose otherwise than it does."""
+    keys = (key for key, _ in flat(type(cfg), data) if key.partition(".")[0] not in typed_keys)
+    return [problem for key in keys for problem in of_another_choice(cfg, key, where)]
 
 
 def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Collection[str]) -> Iterator[str]:

@@ -57,12 +57,10 @@ def from_dict(
     if wrong is not None:
         wrong += typed
     cfg, known = as_object(node, "" if parsed else where), leaves(schema)
-    raise_all(  # what older runs keep of other choices is left out
-        problem
-        for key, value in flat(schema, data)
-        if key not in known or value != known[key].default
-        for problem in of_another_choice(cfg, key, where)
-    )
+    # what older runs keep of other choices, as it was before anybody changed it, is left out
+    kept = [key for key, value in flat(schema, data) if key not in known or value != known[key].default]
+    problems = [problem for key in kept for problem in of_another_choice(cfg, key, where)]
+    raise_all([*problems, *(problem for key, _ in parsed for problem in of_another_choice(cfg, key))])
     return cfg
 
 
