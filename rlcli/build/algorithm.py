@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator
+from collections import UserDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,7 +12,7 @@ import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
 from rlcli.build.collector import build_collector, devices, slices_of
-from rlcli.build.policy import actor_and_critic, actor_options, network_options, optimizer_options, users_policy
+from rlcli.build.policy import actor_and_critic, network_options, optimizer_options, users_policy
 from rlcli.config import registry
 from rlcli.config.choices.collect import MaskedOptions
 from rlcli.config.choices.learn import BootstrappedOptions, EstimatorOptions, PrioritizedSliceOptions
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlcli.objectives.value.estimator import ValueEstimator
 
 
-class Asked(dict[str, Any]):
+class Asked(UserDict[str, Any]):
     """Options, and in `unread` the names of those that nobody has asked for."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -41,22 +41,6 @@ class Asked(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         self.unread.discard(name)
         return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.unread.discard(name)
-        return super().get(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self.unread.discard(name)
-        return super().pop(name, *default)
-
-    def __iter__(self) -> Iterator[str]:  # as `**options` does
-        self.unread.clear()
-        return super().__iter__()
-
-    def items(self) -> Any:
-        self.unread.clear()
-        return super().items()
 
 
 def refuse_unread(algorithm: Algorithm) -> None:
@@ -72,14 +56,14 @@ def refuse_unread(algorithm: Algorithm) -> None:
 def algorithm_of(cfg: Config) -> Algorithm:
     """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`."""
     if cfg.loss.kwargs:
-        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
+        asked: Any = Asked(cfg.loss.kwargs)
+        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=asked))
     o, p, v, places = cfg.optim, cfg.policy, cfg.value, devices(cfg)
     s = as_choice(PrioritizedSliceOptions, cfg.sampler)
-    actor, greedy = actor_options(p, cfg.memory)
     beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames
     setup = Setup(
         options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=v.gamma,
-        network=network_options(cfg), gradient_actor=actor, greedy_actor=greedy,
+        **network_options(cfg),
         action_mask_key=as_choice(MaskedOptions, p).action_mask_key, device=places["train_device"],
         storing_device=places["storing_device"], keep=[*map(unravel, cfg.memory.keep)],
         next_dropped=KEEPS[cfg.memory.next_obs] == NONE, whole_trajectories=bool(cfg.collector.trajs_per_batch),
@@ -117,8 +101,6 @@ def build_policy(cfg: CollectConfig, env: EnvBase, algorithm: Algorithm | None =
     """Actor and critic for the env; None for random actions, which are refused where they are to be trained."""
     p = cfg.policy
     if p.kind == "random":
-        if isinstance(cfg, Config):
-            raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
         return None
     if p.kind in registry.users_names("policy"):
         return users_policy(cfg, env)

@@ -217,8 +217,6 @@ def wants_native(cfg: EnvOptions, lanes: int) -> bool:
 def _native(cfg: EnvOptions, lanes: int) -> EnvBase:
     """Return the env's own vector engine; Atari's does the preprocessing itself."""
     kwargs = dict(cfg.kwargs)
-    if cfg.wrappers:
-        raise ConfigError("env.wrappers cannot wrap a native engine", where="env.mode", fix="Use env.mode=serial.")
     if numbered(kwargs, 0) != kwargs:
         raise ConfigError("a native engine's envs have no {index}", where="env.kwargs", fix="Use env.mode=serial.")
     if cfg.id in registry.users_names("env"):

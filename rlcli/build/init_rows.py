@@ -49,7 +49,7 @@ def copy_init_rows(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBa
         _refuse(path, _other_keys(wanted, source))
         _refuse(path, _other_lanes(cfg, source))
         rounded = holds_differences(source.ring)
-        coder = NextObservationDelta(**differences(cfg.memory))
+        coder = NextObservationDelta(**differences(cfg))
 
         def read(rows: np.ndarray) -> TensorDictBase:
             batch = source[torch.from_numpy(rows)].select(*wanted)

@@ -9,14 +9,9 @@ from torch.nn.parameter import is_lazy
 
 from rlcli.build.collector import shares_meanwhile
 from rlcli.config import registry
-from rlcli.config.choices.collect import (
-    MemoryOptions,
-    NetworkOptions,
-    PolicyOptions,
-    RecurrentOptions,
-    UsersPolicyOptions,
-)
+from rlcli.config.choices.collect import NetworkOptions, RecurrentOptions, UsersPolicyOptions
 from rlcli.config.choices.learn import AdamOptions, OptimizerOptions
+from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
@@ -31,48 +26,36 @@ WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above 
 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return those of a policy gradient."""
-    assert isinstance(cfg.policy, NetworkOptions)
-    mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
-    options = actor_options(cfg.policy, cfg.memory)[0] | network_options(cfg)
-    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **options)
+    mask = find_action_mask(
+        as_choice(NetworkOptions, cfg.policy).action_mask_key, env.observation_spec, env.action_spec
+    )
+    options = network_options(cfg)
+    shared = options["gradient_actor"] | options["network"]
+    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **shared)
 
 
-def recurrence(p: RecurrentOptions, memory: MemoryOptions) -> recurrent.Recurrence:
-    """Return the recurrent layer of the policy."""
-    if p.shared is False:
-        raise ConfigError(
-            "a recurrent policy has one trunk for actor and critic", where="policy.shared=false",
-            why="a critic with a state of its own is not stepped while frames are collected",
-            fix="Leave policy.shared out.",
-        )  # fmt: skip
-    options = {"recurrent_backend": p.recurrent_backend, "recurrent_recompute": memory.recurrent_recompute}
-    return recurrent.Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
-
-
-def network_options(cfg: CollectConfig) -> dict[str, Any]:
-    """Return what the networks of every algorithm are built with, where they are ours."""
+def network_options(cfg: CollectConfig) -> dict[str, dict[str, Any]]:
+    """Return what all networks and the actors of both kinds are built with; nothing where a user's are built."""
     p = cfg.policy
     if not isinstance(p, NetworkOptions):
-        return {}
+        return {"network": {}, "gradient_actor": {}, "greedy_actor": {}}
+    layer = None
+    if isinstance(p, RecurrentOptions) and p.kind in RECURRENT:
+        how = {"recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute}
+        layer = recurrent.Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, how)
     return {
-        "net": "auto" if p.kind in RECURRENT else p.kind, "hidden": p.hidden,
-        "activation": None if p.activation == "auto" else p.activation, "orthogonal": p.orthogonal,
-        "generator": cfg.seed,
-    }  # fmt: skip
-
-
-def actor_options(p: PolicyOptions, memory: MemoryOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the actor of a policy gradient is built with besides, and one that chooses by value."""
-    if not isinstance(p, NetworkOptions):
-        return {}, {}
-    layer = recurrence(p, memory) if isinstance(p, RecurrentOptions) and p.kind in RECURRENT else None
-    gradient = {
-        "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
-        "state_dependent_std": p.state_dependent_std, "recurrence": layer,
-    }  # fmt: skip
-    return gradient, {
-        "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
-        "recurrence": layer,
+        "network": {
+            "net": "auto" if layer else p.kind, "hidden": p.hidden, "orthogonal": p.orthogonal, "generator": cfg.seed,
+            "activation": None if p.activation == "auto" else p.activation,
+        },
+        "gradient_actor": {
+            "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
+            "state_dependent_std": p.state_dependent_std, "recurrence": layer,
+        },
+        "greedy_actor": {
+            "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
+            "recurrence": layer,
+        },
     }  # fmt: skip
 
 

@@ -29,8 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlcli.config import guard, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.option import find, held, leaves, value_at
-from rlcli.config.option import flat as of_all_choices
+from rlcli.config.option import find, held, leaves, of_all_choices, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import (
@@ -137,15 +136,18 @@ def plan(
             ready = replace(ready, how=job.cfg.sweep)
             folders[number] = str(job.cfg.run.dir)
             wanting = validate(job.cfg, typed_keys, undecided)
-            if (name := job.cfg.recipe) and name in contents and not undecided:
-                wanting += _of_other_choices(job.cfg, contents[name], typed_keys, str(recipes[name].path))
+            if (name := job.cfg.recipe) in contents and name and not undecided:
+                keys = [key for key, _ in flat(schema, contents[name]) if key.partition(".")[0] not in typed_keys]
+                wanting += [x for key in keys for x in of_another_choice(job.cfg, key, str(recipes[name].path))]
             aside += _left_aside(job.cfg, contents, typed_keys)
         except ConfigError as error:
             wanting = [Problem(str(error))]
         for problem in wanting:
             met.setdefault(problem, []).append(number)
-    alike = len(jobs[:JOBS_CHECKED_AHEAD])
-    problems += [x if x.where or len(n) == alike else x._replace(where=_said(n)) for x, n in met.items()]
+    for problem, numbers in met.items():
+        shown = ", ".join(map(str, numbers[:4])) + ", ..." * (len(numbers) > 4)
+        alike = bool(problem.where) or len(numbers) == len(jobs[:JOBS_CHECKED_AHEAD])
+        problems.append(problem if alike else problem._replace(where=f"job{'s' * (len(numbers) > 1)} {shown}"))
     if multirun:
         problems += _shared_folder(folders)
     else:
@@ -158,11 +160,6 @@ def plan(
     for text in dict.fromkeys(() if look else aside):
         warnings.warn(text, stacklevel=2)
     return ready if multirun else replace(ready, job=job)
-
-
-def _said(jobs: Sequence[int]) -> str:
-    shown = ", ".join(map(str, jobs[:4])) + ", ..." * (len(jobs) > 4)
-    return f"job{'s' * (len(jobs) > 1)} {shown}"
 
 
 def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
@@ -182,14 +179,6 @@ def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked
     mappings = {key for key in missing if any(name.startswith(f"{key}.") for name in used)}  # used key by key
     kinds |= {"memory.next_obs": "memory.kind"} if "memory.next_obs" in missing else {}  # by itself it is the choice
     return {*kinds.values(), *(key for key in missing - kinds.keys() - mappings if find(schema, key))}
-
-
-def _of_other_choices(
-    cfg: CollectConfig, data: Mapping[str, Any], typed_keys: Collection[str], where: str
-) -> list[Problem]:
-    """Refuse what a recipe sets of other choices than it makes; the command line may choose otherwise than it does."""
-    keys = (key for key, _ in flat(type(cfg), data) if key.partition(".")[0] not in typed_keys)
-    return [problem for key in keys for problem in of_another_choice(cfg, key, where)]
 
 
 def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Collection[str]) -> Iterator[str]:

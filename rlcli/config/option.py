@@ -97,10 +97,8 @@ class Option:
 def option(default: Any, help: str, **limits: Any) -> Any:
     """Return a dataclass field with an `Option`. A list, dict or dataclass default is made anew per instance."""
     metadata = {_KEY: Option(help, **limits)}
-    if isinstance(default, type) or callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    if isinstance(default, list | dict):
-        fresh: Callable[[], Any] = default.copy
+    fresh = default.copy if isinstance(default, list | dict) else default
+    if callable(fresh):
         return dataclasses.field(default_factory=fresh, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -141,7 +139,7 @@ def leaves(schema: type) -> Mapping[str, Leaf]:
         if dataclasses.is_dataclass(hint):
             by, parts = field.metadata[_KEY].read_by, field.metadata[_KEY].parts
             own = {choice: leaves(part.options) for choice, part in parts.items()}
-            everything = _of_all(parts) if parts else cast(type, hint)
+            everything = joined(tuple(part.options for part in parts.values())) if parts else cast(type, hint)
             for key, leaf in sorted(leaves(everything).items(), key=lambda item: item[0] == "kwargs"):
                 having = tuple(choice for choice, keys in own.items() if key in keys)
                 some = {name: having} if parts.keys() - {*having, REGISTERED} else {}
@@ -175,7 +173,7 @@ def parts_of(schema: type) -> dict[str, Mapping[str, Part]]:
 
 # ---- options of one choice, and of all of them ----------------------------------------------------------------------
 class Derived:
-    """Classes of options that are put together here, where pickle finds them by their names."""
+    """Dataclasses that are put together here, where pickle finds them by name."""
 
 
 def _derived(name: str, options: Iterable[tuple[str, Any, Any]], bases: tuple[type, ...]) -> type:
@@ -184,28 +182,27 @@ def _derived(name: str, options: Iterable[tuple[str, Any, Any]], bases: tuple[ty
     return made
 
 
-def _last(classes: Iterable[type]) -> tuple[type, ...]:
-    """Return the classes that none of the others builds on, the last first, as what has the options of all inherits."""
-    known = list(dict.fromkeys(classes))
-    return tuple(x for x in reversed(known) if not any(issubclass(y, x) for y in known if y is not x))
-
-
 @functools.cache
-def _joined(bases: tuple[type, ...]) -> type:
-    return bases[0] if len(bases) == 1 else _derived("And".join(x.__name__ for x in bases), (), bases)
-
-
-def _of_all(parts: Mapping[str, Part]) -> type:
-    """Return the class of the options of all choices."""
-    return _joined(_last(part.options for part in parts.values()))
+def joined(choices: tuple[type, ...], names: frozenset[str] | None = None) -> type:
+    """Return a dataclass with all options of choices, or those named; it inherits from each that has no others."""
+    known = [x for choice in choices for x in reversed(choice.__mro__) if dataclasses.is_dataclass(x)]
+    every = {field.name: (get_type_hints(x)[field.name], field) for x in known for field in dataclasses.fields(x)}
+    wanted = every.keys() if names is None else names
+    whole = list(dict.fromkeys(x for x in known if wanted >= leaves(x).keys()))
+    bases = tuple(x for x in reversed(whole) if not any(issubclass(y, x) for y in whole if y is not x))
+    rest = [name for name in every if name in wanted and not any(name in leaves(x) for x in bases)]
+    if len(bases) == 1 and not rest:
+        return bases[0]
+    options = [(name, every[name][0], copy.copy(every[name][1])) for name in rest]
+    return _derived("And".join((*(x.__name__ for x in bases), *rest)), options, bases)
 
 
 @_once
-def flat(schema: type) -> type:
+def of_all_choices(schema: type) -> type:
     """Return a schema whose groups have the options of all their choices: one command may try several."""
-    fields = {field.name: field.metadata for field in dataclasses.fields(schema) if field.metadata[_KEY].parts}
-    every = {name: _of_all(metadata[_KEY].parts) for name, metadata in fields.items()}
-    options = [(name, x, dataclasses.field(default_factory=x, metadata=fields[name])) for name, x in every.items()]
+    every = {name: joined(tuple(part.options for part in parts.values())) for name, parts in parts_of(schema).items()}
+    said = {field.name: field.metadata for field in dataclasses.fields(schema)}
+    options = [(name, x, dataclasses.field(default_factory=x, metadata=said[name])) for name, x in every.items()]
     return _derived(schema.__name__, options, (schema,))
 
 
@@ -213,20 +210,6 @@ def as_choice(choice: type[T], options: Any, **changes: Any) -> T:
     """Return options as a choice of the same group has them: what it shares with theirs, its defaults for the rest."""
     names = (field.name for field in dataclasses.fields(cast(Any, choice)) if hasattr(options, field.name))
     return choice(**{name: getattr(options, name) for name in names} | changes)
-
-
-@functools.cache
-def widened(base: type, others: tuple[type, ...], names: frozenset[str]) -> type:
-    """Return a class with the options of a base and those of others that are named; of whom all are, it is one."""
-    known = [x for other in others for x in reversed(other.__mro__) if dataclasses.is_dataclass(x)]
-    wanted = names | {field.name for field in dataclasses.fields(base)}
-    bases = _last(x for x in (base, *known) if wanted.issuperset(field.name for field in dataclasses.fields(x)))
-    had = {field.name for x in bases for field in dataclasses.fields(x)}
-    more = {
-        field.name: (field.name, get_type_hints(x)[field.name], copy.copy(field))
-        for x in known for field in dataclasses.fields(x) if field.name in wanted - had
-    }  # fmt: skip
-    return _derived("And".join((*(x.__name__ for x in bases), *more)), more.values(), bases) if more else _joined(bases)
 
 
 def held(cfg: Any) -> dict[str, Leaf]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rlcli.config.choices import BASES, CHOICES, USERS
 from rlcli.config.choices.learn import Config
-from rlcli.config.option import Part, leaves, widened
+from rlcli.config.option import Part, joined, leaves
 from rlcli.config.problem import did_you_mean, unknown
 from rlcli.errors import ConfigError, RlcliError, in_words, without_display
 
@@ -224,10 +224,11 @@ def part(kind: str, name: str) -> Part:
     group = GROUPS[kind]
     if name not in users_names(kind):
         return CHOICES[group].get(name, USERS[group])
-    builder, others = find(kind, name), tuple(dict.fromkeys(part.options for part in CHOICES[group].values()))
+    builder, theirs = find(kind, name), USERS[group]
     own = {field: value for field in ("off_policy", "draws") if (value := getattr(builder, field, None)) is not None}
-    names = frozenset(key.partition(".")[2] for key in uses(kind, name) if key.startswith(f"{group}."))
-    return USERS[group]._replace(options=widened(USERS[group].options, others, names), **own)
+    names = {*leaves(theirs.options), *(key.removeprefix(f"{group}.") for key in uses(kind, name))}
+    classes = (theirs.options, *(part.options for part in CHOICES[group].values()))
+    return theirs._replace(options=joined(classes, frozenset(names)), **own)
 
 
 def options_of(group: str, choice: str) -> type:

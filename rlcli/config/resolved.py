@@ -13,8 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from rlcli.config import guard, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.option import Leaf, as_choice, branches, find, groups, held, leaves, value_at
-from rlcli.config.option import flat as of_all_choices
+from rlcli.config.option import Leaf, as_choice, branches, find, groups, held, leaves, of_all_choices, value_at
 from rlcli.config.problem import Problem, did_you_mean, raise_all
 from rlcli.config.schemas import VERBS, CollectConfig, left_out, read_by
 from rlcli.errors import ConfigError
