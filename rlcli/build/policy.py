@@ -26,12 +26,10 @@ WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above 
 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return those of a policy gradient."""
-    mask = find_action_mask(
-        as_choice(NetworkOptions, cfg.policy).action_mask_key, env.observation_spec, env.action_spec
-    )
-    options = network_options(cfg)
-    shared = options["gradient_actor"] | options["network"]
-    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **shared)
+    asked, options = as_choice(NetworkOptions, cfg.policy).action_mask_key, network_options(cfg)
+    mask = find_action_mask(asked, env.observation_spec, env.action_spec)
+    networks = options["gradient_actor"] | options["network"]
+    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **networks)
 
 
 def network_options(cfg: CollectConfig) -> dict[str, dict[str, Any]]:

@@ -7,15 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from rlcli.build.collector import devices, shares, shares_meanwhile, slices_of
+from rlcli.build.collector import devices, differences, shares, shares_meanwhile, slices_of
 from rlcli.build.env import build_env, evaluation_lanes, lanes_of, stepped
 from rlcli.build.policy import optimizer_options
 from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
-from rlcli.config.choices.collect import DeltaOptions, GymOptions, MultiSyncOptions, RecurrentOptions
+from rlcli.config.choices.collect import GymOptions, MultiSyncOptions, RecurrentOptions
 from rlcli.config.choices.learn import MemmapOptions, StoredSliceOptions, TensorOptions
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, is_off_policy, remembers
@@ -28,12 +26,12 @@ def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: in
     c, m, meanwhile = cfg.collector, cfg.memory, shares_meanwhile(cfg)
     storage = cfg.storage if isinstance(cfg, Config) else None
     scratch = storage.scratch_dir if isinstance(storage, MemmapOptions) else None
-    delta = as_choice(DeltaOptions, m)
+    delta = differences(cfg)
     device = devices(cfg)["storing_device"]
     return Workload(
         envs=envs_of(cfg), total_frames=cfg.total_frames, frames_per_batch=c.frames_per_batch,
         lanes=max(map(len, meanwhile)) if meanwhile else cfg.env.num, written_ahead=len(meanwhile) * (AHEAD + 1),
-        mode=m.next_obs, delta_dtype=getattr(torch, delta.delta_dtype), keeps_overflows=delta.on_overflow == "keep",
+        mode=m.next_obs, delta_dtype=delta["delta_dtype"], keeps_overflows=delta["on_overflow"] == "keep",
         preemptive=as_choice(MultiSyncOptions, c).preemptive_threshold is not None,
         trajectories=bool(c.split_trajs or c.trajs_per_batch), device=str(device or "cpu"),
         storage=_storage(cfg, storage, rows, init_rows) if isinstance(storage, TensorOptions) else None,
