@@ -14,8 +14,7 @@ from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
 from rlcli.build.collector import build_collector, devices, slices_of
 from rlcli.build.policy import actor_and_critic, network_options, optimizer_options, users_policy
 from rlcli.config import registry
-from rlcli.config.choices.collect import MaskedOptions
-from rlcli.config.choices.learn import BootstrappedOptions, EstimatorOptions, PrioritizedSliceOptions
+from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
 from rlcli.data.next_obs.modes import KEEPS, NONE
@@ -59,12 +58,12 @@ def algorithm_of(cfg: Config) -> Algorithm:
         asked: Any = Asked(cfg.loss.kwargs)
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=asked))
     o, p, v, places = cfg.optim, cfg.policy, cfg.value, devices(cfg)
-    s = as_choice(PrioritizedSliceOptions, cfg.sampler)
+    s = as_choice(learn.PrioritizedSliceOptions, cfg.sampler)
     beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames
     setup = Setup(
         options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=v.gamma,
         **network_options(cfg),
-        action_mask_key=as_choice(MaskedOptions, p).action_mask_key, device=places["train_device"],
+        action_mask_key=as_choice(collect.MaskedOptions, p).action_mask_key, device=places["train_device"],
         storing_device=places["storing_device"], keep=[*map(unravel, cfg.memory.keep)],
         next_dropped=KEEPS[cfg.memory.next_obs] == NONE, whole_trajectories=bool(cfg.collector.trajs_per_batch),
         draws=draws(cfg), batch_size=s.batch_size, slice_len=s.slice_len,
@@ -80,7 +79,7 @@ def algorithm_of(cfg: Config) -> Algorithm:
     return registry.build("algorithm", cfg.loss.kind, Algorithm, setup)  # type: ignore[type-abstract]
 
 
-def _estimator(v: EstimatorOptions, critic: Any, actor: Any) -> ValueEstimator:
+def _estimator(v: learn.EstimatorOptions, critic: Any, actor: Any) -> ValueEstimator:
     from rlcli.objectives.value.estimators import make_estimator
 
     norm = None if v.normaliser == "none" else value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
@@ -115,7 +114,7 @@ def build_parts(cfg: Config, algorithm: Algorithm, env: EnvBase, policy: ActorCr
     if algorithm.stores:
         from rlcli.build.buffer import build_buffer
 
-        n_steps = as_choice(BootstrappedOptions, cfg.loss).n_steps
+        n_steps = as_choice(learn.BootstrappedOptions, cfg.loss).n_steps
         n_steps = 1 if loss.recurrent else n_steps  # it sums them along slices
         buffer = build_buffer(cfg, run, algorithm.setup.device, collector, algorithm.rebuilt(estimator, env), n_steps)
         collector.replay_buffer = buffer

@@ -17,8 +17,7 @@ from tensordict import TensorDictBase
 
 from rlcli.build.collector import differences
 from rlcli.collectors.schema import row_specs
-from rlcli.config.choices.collect import AtariOptions
-from rlcli.config.choices.learn import TensorOptions
+from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import Config
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
@@ -97,7 +96,7 @@ def _other_env(cfg: Config, place: Place) -> Iterator[str]:
         yield f"they are of env.id={theirs}, this run is of env.id={cfg.env.id}"
         return
     env = (place.about.get("config") or {}).get("env", {})
-    default = AtariOptions()
+    default = collect.AtariOptions()
     for name in SAME:
         mine = getattr(cfg.env, name, default.atari)
         mine = vars(mine) if name == "atari" else mine
@@ -135,7 +134,7 @@ def _other_keys(wanted: dict[Key, Field], source: TensorDictReplayBuffer) -> lis
 
 
 def _other_lanes(cfg: Config, source: TensorDictReplayBuffer) -> list[str]:
-    ndim = as_choice(TensorOptions, cfg.storage).ndim
+    ndim = as_choice(learn.TensorOptions, cfg.storage).ndim
     if ndim == 1 or source.ring.lanes == cfg.env.num:
         return []
     lanes = (

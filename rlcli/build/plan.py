@@ -208,9 +208,8 @@ class _Changed(NamedTuple):
             if dot:
                 setattr(value_at(changed, group), name, value)
             else:
-                kinds = {"kind": value, "next_obs": value} if group == "memory" else {"kind": value}
-                options: Any = as_choice(registry.options_of(group, value), getattr(changed, group), **kinds)
-                setattr(changed, group, options)
+                kinds = {"kind": value, "next_obs": value} if name == "memory" else {"kind": value}
+                setattr(changed, name, as_choice(registry.options_of(name, value), getattr(changed, name), **kinds))
         return changed
 
 

@@ -9,8 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from rlcli.build.collector import shares_meanwhile
 from rlcli.config import registry
-from rlcli.config.choices.collect import NetworkOptions, RecurrentOptions, UsersPolicyOptions
-from rlcli.config.choices.learn import AdamOptions, OptimizerOptions
+from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
@@ -26,7 +25,7 @@ WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above 
 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return those of a policy gradient."""
-    asked, options = as_choice(NetworkOptions, cfg.policy).action_mask_key, network_options(cfg)
+    asked, options = as_choice(collect.NetworkOptions, cfg.policy).action_mask_key, network_options(cfg)
     mask = find_action_mask(asked, env.observation_spec, env.action_spec)
     networks = options["gradient_actor"] | options["network"]
     return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **networks)
@@ -35,10 +34,10 @@ def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
 def network_options(cfg: CollectConfig) -> dict[str, dict[str, Any]]:
     """Return what all networks and the actors of both kinds are built with; nothing where a user's are built."""
     p = cfg.policy
-    if not isinstance(p, NetworkOptions):
+    if not isinstance(p, collect.NetworkOptions):
         return {"network": {}, "gradient_actor": {}, "greedy_actor": {}}
     layer = None
-    if isinstance(p, RecurrentOptions) and p.kind in RECURRENT:
+    if isinstance(p, collect.RecurrentOptions) and p.kind in RECURRENT:
         how = {"recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute}
         layer = recurrent.Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, how)
     return {
@@ -60,7 +59,7 @@ def network_options(cfg: CollectConfig) -> dict[str, dict[str, Any]]:
 def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return what the builder of a registered policy makes."""
     p = cfg.policy
-    assert isinstance(p, UsersPolicyOptions)
+    assert isinstance(p, collect.UsersPolicyOptions)
     uses = [key.partition(".")[2] for key in registry.uses("policy", p.kind) if key.startswith("policy.")]
     options = {name: getattr(p, name) for name in uses} | p.kwargs
     made = registry.build("policy", p.kind, object, env.observation_spec, env.action_spec, **options)
@@ -116,8 +115,8 @@ def cores_to_spare(cfg: CollectConfig, there: int) -> int:
     return max(1, there - len(shares_meanwhile(cfg)))
 
 
-def optimizer_options(o: OptimizerOptions) -> dict[str, Any]:
+def optimizer_options(o: learn.OptimizerOptions) -> dict[str, Any]:
     """Return what the chosen optimizer is made with, beside its learning rate."""
-    options = {name: value for name, value in vars(o).items() if name not in vars(OptimizerOptions())}
-    options |= {"betas": tuple(o.betas)} if isinstance(o, AdamOptions) else {}
+    options = {name: value for name, value in vars(o).items() if name not in vars(learn.OptimizerOptions())}
+    options |= {"betas": tuple(o.betas)} if isinstance(o, learn.AdamOptions) else {}
     return {"weight_decay": o.weight_decay, **options}

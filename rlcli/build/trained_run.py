@@ -246,8 +246,7 @@ def _statistics(state: dict[str, Any]) -> dict[str, Any]:
 
 def _asked_for(cfg: CollectConfig, asked: str | None) -> checkpoint.Checkpoint:
     """Return the checkpoint that `policy.path` names, or the newest of the run that it names."""
-    if asked is None:
-        raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
+    assert asked is not None
     path = checkpoint.named(asked) or Path(asked)
     one = (path / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
     trained = path.resolve().parents[1] if one else path

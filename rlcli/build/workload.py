@@ -13,8 +13,7 @@ from rlcli.build.policy import optimizer_options
 from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
-from rlcli.config.choices.collect import GymOptions, MultiSyncOptions, RecurrentOptions
-from rlcli.config.choices.learn import MemmapOptions, StoredSliceOptions, TensorOptions
+from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, is_off_policy, remembers
 from rlcli.planning.forecast import Updates, Workload
@@ -25,19 +24,19 @@ def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: in
     """Return what a plan is made of; `rows`: what the collector delivers, `init_rows`: what the storage begins with."""
     c, m, meanwhile = cfg.collector, cfg.memory, shares_meanwhile(cfg)
     storage = cfg.storage if isinstance(cfg, Config) else None
-    scratch = storage.scratch_dir if isinstance(storage, MemmapOptions) else None
+    scratch = storage.scratch_dir if isinstance(storage, learn.MemmapOptions) else None
     delta = differences(cfg)
     device = devices(cfg)["storing_device"]
     return Workload(
         envs=envs_of(cfg), total_frames=cfg.total_frames, frames_per_batch=c.frames_per_batch,
         lanes=max(map(len, meanwhile)) if meanwhile else cfg.env.num, written_ahead=len(meanwhile) * (AHEAD + 1),
         mode=m.next_obs, delta_dtype=delta["delta_dtype"], keeps_overflows=delta["on_overflow"] == "keep",
-        preemptive=as_choice(MultiSyncOptions, c).preemptive_threshold is not None,
+        preemptive=as_choice(collect.MultiSyncOptions, c).preemptive_threshold is not None,
         trajectories=bool(c.split_trajs or c.trajs_per_batch), device=str(device or "cpu"),
-        storage=_storage(cfg, storage, rows, init_rows) if isinstance(storage, TensorOptions) else None,
+        storage=_storage(cfg, storage, rows, init_rows) if isinstance(storage, learn.TensorOptions) else None,
         updates=_updates(cfg) if isinstance(cfg, Config) else None,
         folder=Path(cfg.run.dir or "runs"), scratch=None if scratch is None else Path(scratch), kept=cfg.run.keep,
-        recurrent_backend=as_choice(RecurrentOptions, cfg.policy).recurrent_backend if remembers(cfg) else None,
+        recurrent_backend=as_choice(collect.RecurrentOptions, cfg.policy).recurrent_backend if remembers(cfg) else None,
     )  # fmt: skip
 
 
@@ -49,15 +48,16 @@ def envs_of(cfg: CollectConfig) -> RunEnvs:
         gone = in_process if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
         evaluated = max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
     one = dataclasses.replace(cfg.env, num=1)
-    alone: Any = {"workers": 1, "per_worker": "auto", "caller_steps": "false"} if isinstance(one, GymOptions) else {}
+    alone: Any = {"workers": 1, "per_worker": "auto", "caller_steps": "false"}
+    apart = dataclasses.replace(one, **alone) if isinstance(one, collect.GymOptions) else one
     return RunEnvs(
         num, in_process, evaluated, collecting or workers, collecting > 0,
         lambda count: build_env(lanes_of(cfg, count), offset=num),
-        partial(build_env, one, offset=num), partial(build_env, dataclasses.replace(one, **alone), offset=num),
+        partial(build_env, one, offset=num), partial(build_env, apart, offset=num),
     )  # fmt: skip
 
 
-def _storage(cfg: Any, s: TensorOptions, rows: RowSchema | None, init_rows: int) -> RunStorage:
+def _storage(cfg: Any, s: learn.TensorOptions, rows: RowSchema | None, init_rows: int) -> RunStorage:
     from rlcli.build.buffer import frame_stacks
     from rlcli.data.storages import Storage
 
@@ -69,7 +69,7 @@ def _storage(cfg: Any, s: TensorOptions, rows: RowSchema | None, init_rows: int)
 
 
 def _updates(cfg: Config) -> Updates:
-    s, off_policy = as_choice(StoredSliceOptions, cfg.sampler), is_off_policy(cfg)
+    s, off_policy = as_choice(learn.StoredSliceOptions, cfg.sampler), is_off_policy(cfg)
     return Updates(
         optimizer=cfg.optim.kind, optimizer_options=optimizer_options(cfg.optim),
         device=str(devices(cfg)["train_device"] or "cpu"), draws=draws(cfg),

@@ -239,9 +239,7 @@ def find(schema: type, key: str) -> Leaf | None:
 
 def value_at(cfg: Any, key: str) -> Any:
     """Return the value under a dotted key."""
-    for part in key.split("."):
-        cfg = getattr(cfg, part)
-    return cfg
+    return functools.reduce(getattr, key.split("."), cfg)
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}

@@ -74,10 +74,9 @@ def _register(kind: str, name: str) -> Callable[[F], F]:
     def keep(builder: F) -> F:
         before = _users[kind].get(name, builder)
         if _home(before) != _home(builder):  # the same one is registered anew where its module is loaded anew
+            why = f"by {_home(before)} and by {_home(builder)}"
             raise ConfigError(
-                f"{kind} {name!r} is registered twice",
-                why=f"by {_home(before)} and by {_home(builder)}",
-                fix="Choose another name for one of them.",
+                f"{kind} {name!r} is registered twice", why=why, fix="Choose another name for one of them."
             )
         _users[kind][name] = builder
         return builder
@@ -292,11 +291,8 @@ def build(kind: str, name: str, face: type, /, *args: Any, **options: Any) -> An
     except BaseException as error:  # SystemExit too
         raise ConfigError(f"{group}={name} could not be built", where=f"{group}.kwargs", why=in_words(error)) from error
     if not isinstance(made, face):
-        raise ConfigError(
-            f"{group}={name} is no {kind}",
-            why=f"its builder gave {type(made).__name__}",
-            fix=f"Return a {face.__module__}.{face.__name__}.",
-        )
+        why, fix = f"its builder gave {type(made).__name__}", f"Return a {face.__module__}.{face.__name__}."
+        raise ConfigError(f"{group}={name} is no {kind}", why=why, fix=fix)
     return made
 
 
@@ -365,11 +361,8 @@ def import_package(name: str) -> None:
     except BaseException as error:  # SystemExit too
         absent = error.name if isinstance(error, ModuleNotFoundError) else None
         if absent is not None and (name == absent or name.startswith(absent + ".")):
-            raise ConfigError(
-                f"no package {name!r}",
-                where="--import",
-                fix="It is looked for in the working folder and among the installed packages.",
-            ) from None
+            fix = "It is looked for in the working folder and among the installed packages."
+            raise ConfigError(f"no package {name!r}", where="--import", fix=fix) from None
         raise ConfigError(
             f"the package {name!r} cannot be imported", where="--import", why=in_words(error),
             fix=without_display(error),

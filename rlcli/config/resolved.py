@@ -9,7 +9,7 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from rlcli.config import guard, registry
 from rlcli.config.choices import CHOICES
@@ -19,7 +19,6 @@ from rlcli.config.schemas import VERBS, CollectConfig, left_out, read_by
 from rlcli.errors import ConfigError
 
 _FLAGS_OF_RESUME = ("--help", "--force", "--import", "--recipe-dir", "--debug")
-C = TypeVar("C", bound=CollectConfig)
 Facts = Callable[[], Mapping[str, Any]]  # every key's value in the rest of a command, asked for where a word is unknown
 
 

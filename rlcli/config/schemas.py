@@ -7,7 +7,6 @@ from typing import Any
 
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.choices.collect import AtariConfig as AtariConfig
 from rlcli.config.choices.collect import CollectConfig as CollectConfig
 from rlcli.config.choices.collect import DeviceConfig as DeviceConfig
 from rlcli.config.choices.learn import Config as Config

@@ -127,10 +127,8 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
     if c.trajs_per_batch and not c.track_traj_ids:
         yield Problem("collector.trajs_per_batch needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
     if c.trajs_per_batch and c.set_truncated and not c.reset_at_each_iter:
-        yield Problem(
-            "collector.set_truncated ends every trajectory with its batch, collector.trajs_per_batch wants whole ones",
-            "give one of them, or collector.reset_at_each_iter=true as well",
-        )
+        what = "collector.set_truncated ends trajectories with their batch, collector.trajs_per_batch wants whole ones"
+        yield Problem(what, "give one of them, or collector.reset_at_each_iter=true as well")
     if c.split_trajs and not c.track_traj_ids:
         yield Problem("collector.split_trajs needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
 
@@ -143,11 +141,10 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
             what = "collector.on_worker_error=restart is for worker processes, and there are none"
             yield Problem(what, "use env.mode=parallel, or collector=multi_sync")
         elif c.on_worker_error == "restart" and env.caller_steps == "true":
-            yield Problem(
-                "env.caller_steps=true and collector.on_worker_error=restart contradict each other: what this process "
-                "steps itself cannot be replaced",
-                "leave out one of them",
+            what = (
+                "collector.on_worker_error=restart cannot replace this process, and env.caller_steps=true has it step"
             )
+            yield Problem(what, "leave out one of them")
         return
     workers = as_choice(MultiAsyncOptions, c).num_workers
     if isinstance(workers, int) and workers > env.num:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlcli.config.choices.collect import GRADIENTS, CollectConfig
+from rlcli.config.choices.collect import CollectConfig, gradient_option
 from rlcli.config.option import REGISTERED, Group, Part, option
 from rlcli.config.problem import Problem
 
@@ -136,45 +136,28 @@ SAMPLERS = {
 class EstimatorOptions(Group):
     """Advantages and value targets."""
 
-    kind: str = option("gae", "which estimator choice this is", read_by=GRADIENTS)
-    average: bool = option(True, "normalise advantages to mean 0, standard deviation 1", read_by=GRADIENTS)
-    average_over: str = option(
-        "minibatch",
-        "rows that advantages are normalised over, with value.average=true",
-        choices=("batch", "minibatch"),
-        read_by=GRADIENTS,
+    kind: str = gradient_option("gae", "which estimator choice this is")
+    average: bool = gradient_option(True, "normalise advantages to mean 0, standard deviation 1")
+    average_over: str = gradient_option(
+        "minibatch", "rows that advantages are normalised over, with value.average=true", choices=("batch", "minibatch")
     )
-    shifted: bool = option(
-        False,
-        "one value network call for observations and next observations; stores no next observations",
-        read_by=GRADIENTS,
+    shifted: bool = gradient_option(
+        False, "one value network call for observations and next observations; stores no next observations"
     )
-    shifted_budget: int = option(
-        1,
-        "with value.shifted=true: room for so many extra next observations per env and batch",
-        ge=1,
-        read_by=GRADIENTS,
+    shifted_budget: int = gradient_option(
+        1, "with value.shifted=true: room for so many extra next observations per env and batch", ge=1
     )
-    normaliser: str = option(
-        "none", "normalise value targets", choices=("none", "running", "popart"), read_by=GRADIENTS
+    normaliser: str = gradient_option("none", "normalise value targets", choices=("none", "running", "popart"))
+    two_calls: bool = gradient_option(False, "value net on observations and on next observations, one call each")
+    num_chunks: int | None = gradient_option(None, "call the value net on so many parts of a batch: less memory", ge=1)
+    value_chunk_size: int | None = gradient_option(
+        None, "the same by size: envs, or rows of a flat batch, in a part", ge=1
     )
-    two_calls: bool = option(
-        False, "value net on observations and on next observations, one call each", read_by=GRADIENTS
+    compute_dtype: str = gradient_option(
+        "float32", "precision the value net is called in for estimates", choices=("float32", "bfloat16", "float16")
     )
-    num_chunks: int | None = option(
-        None, "call the value net on so many parts of a batch: less memory", ge=1, read_by=GRADIENTS
-    )
-    value_chunk_size: int | None = option(
-        None, "the same by size: envs, or rows of a flat batch, in a part", ge=1, read_by=GRADIENTS
-    )
-    compute_dtype: str = option(
-        "float32",
-        "precision the value net is called in for estimates",
-        choices=("float32", "bfloat16", "float16"),
-        read_by=GRADIENTS,
-    )
-    backend: str = option(
-        "auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton"), read_by=GRADIENTS
+    backend: str = gradient_option(
+        "auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton")
     )
     gamma: float = option(0.99, "discount per step", ge=0, le=1)
     kwargs: dict[str, Any] = option({}, "arguments for a registered estimator of your own")
@@ -195,15 +178,13 @@ class EstimatorOptions(Group):
 
 @dataclass
 class LambdaOptions(EstimatorOptions):
-    lmbda: float = option(
-        0.95, "lambda of GAE and TD(lambda): 0 is one-step, 1 Monte Carlo", ge=0, le=1, read_by=GRADIENTS
-    )
+    lmbda: float = gradient_option(0.95, "lambda of GAE and TD(lambda): 0 is one-step, 1 Monte Carlo", ge=0, le=1)
 
 
 @dataclass
 class VTraceOptions(EstimatorOptions):
-    rho_thresh: float = option(1.0, "upper limit of a step's importance weight", gt=0, read_by=GRADIENTS)
-    c_thresh: float = option(1.0, "upper limit of the weight that is carried through a step", gt=0, read_by=GRADIENTS)
+    rho_thresh: float = gradient_option(1.0, "upper limit of a step's importance weight", gt=0)
+    c_thresh: float = gradient_option(1.0, "upper limit of the weight that is carried through a step", gt=0)
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
@@ -324,9 +305,7 @@ class OptimizerOptions(Group):
     max_grad_norm: float | None = option(0.5, "clip the gradient norm at this; null: no clipping", gt=0)
     weight_decay: float = option(0.0, "weight decay", ge=0)
     compile: bool = option(False, "torch.compile the update")
-    epochs: int = option(
-        10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1, read_by=GRADIENTS
-    )
+    epochs: int = gradient_option(10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1)
     updates_per_frame: float = option(1.0, "gradient updates per collected frame", gt=0, read_by=BOOTSTRAPPED)
 
 
