@@ -27,7 +27,7 @@ from rlcli.build.workload import envs_of, workload_of
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.faces import Face
 from rlcli.config import registry
-from rlcli.config.option import as_choice, value_at
+from rlcli.config.option import as_choice, groups, value_at
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.config.validate import validate
 from rlcli.envs import EnvBase
@@ -204,12 +204,11 @@ class _Changed(NamedTuple):
     def _with(self, change: fit.Change) -> CollectConfig:
         changed = copy.deepcopy(self.cfg)
         for given, value in change.items():
-            group, dot, name = given.rpartition(".")
-            if dot:
-                setattr(value_at(changed, group), name, value)
-            else:
+            group, _, name = given.rpartition(".")
+            if name in groups(type(changed)):
                 kinds = {"kind": value, "next_obs": value} if name == "memory" else {"kind": value}
-                setattr(changed, name, as_choice(registry.options_of(name, value), getattr(changed, name), **kinds))
+                value = as_choice(registry.options_of(name, value), getattr(changed, name), **kinds)
+            setattr(value_at(changed, group) if group else changed, name, value)
         return changed
 
 

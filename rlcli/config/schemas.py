@@ -62,7 +62,8 @@ def idle(cfg: Any) -> dict[str, tuple[str, str]]:
     schema, own = type(cfg), held(cfg)
     made = _made(schema)
     chosen = made | {group: getattr(cfg, group).kind for group in CHOICES if group in groups(schema)}
-    asked = {by: registry.uses(kind, chosen[by]) for kind, by in registry.GROUPS.items() if by in chosen}
+    theirs = {by: kind for kind, by in registry.GROUPS.items() if by in chosen and chosen[by] not in CHOICES[by]}
+    read = {by: (*registry.uses(kind, chosen[by]), *registry.reading(by, REGISTERED)) for by, kind in theirs.items()}
     found = {}
     for key, leaf in leaves(schema).items():
         group = key.partition(".")[0]
@@ -70,7 +71,7 @@ def idle(cfg: Any) -> dict[str, tuple[str, str]]:
             found[key] = (group, chosen[group])
             continue
         for by, choices in leaf.option.read_by.items():
-            if by != group and chosen.get(by) not in choices and key not in asked.get(by, ()):
+            if by != group and chosen.get(by) not in choices and key not in read.get(by, ()):
                 found[key] = (by, chosen[by]) if by in groups(schema) else ("verb", made["verb"])
                 break
     return found

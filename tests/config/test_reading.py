@@ -139,7 +139,7 @@ def test_a_policy_that_draws_at_random_reads_no_option_of_one_that_chooses(optio
 
 def test_a_registered_policy_is_explored_with_like_ours(monkeypatch):
     monkeypatch.setitem(registry._users["policy"], "mine", object)
-    configure("collect", ["policy=mine", "policy.exploration=mode"])
+    configure("collect", ["policy=mine", "policy.exploration=mode", "collector.init_random_frames=8"])
     with pytest.raises(ConfigError, match=r"'policy\.hidden' with policy=mine; it is an option of policy=mlp"):
         configure("collect", ["policy=mine", "policy.hidden=[8]"])
 
