@@ -185,15 +185,15 @@ def _derived(name: str, options: Iterable[tuple[str, Any, Any]], bases: tuple[ty
 @functools.cache
 def joined(choices: tuple[type, ...], names: frozenset[str] | None = None) -> type:
     """Return a dataclass with all options of choices, or those named; it inherits from each that has no others."""
-    known = [x for choice in choices for x in reversed(choice.__mro__) if dataclasses.is_dataclass(x)]
-    every = {field.name: (get_type_hints(x)[field.name], field) for x in known for field in dataclasses.fields(x)}
-    wanted = every.keys() if names is None else names
-    whole = list(dict.fromkeys(x for x in known if wanted >= leaves(x).keys()))
+    known = dict.fromkeys(x for choice in choices for x in reversed(choice.__mro__) if dataclasses.is_dataclass(x))
+    fields = {x: {field.name: field for field in dataclasses.fields(x)} for x in known}
+    homes = {name: x for x in known for name in fields[x] if names is None or name in names}
+    whole = [x for x in known if homes.keys() >= fields[x].keys()]
     bases = tuple(x for x in reversed(whole) if not any(issubclass(y, x) for y in whole if y is not x))
-    rest = [name for name in every if name in wanted and not any(name in leaves(x) for x in bases)]
+    rest = {name: x for name, x in homes.items() if not any(name in fields[y] for y in bases)}
     if len(bases) == 1 and not rest:
         return bases[0]
-    options = [(name, every[name][0], copy.copy(every[name][1])) for name in rest]
+    options = [(name, get_type_hints(x)[name], copy.copy(fields[x][name])) for name, x in rest.items()]
     return _derived("And".join((*(x.__name__ for x in bases), *rest)), options, bases)
 
 
