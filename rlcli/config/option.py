@@ -12,16 +12,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import (
-    Any,
-    NamedTuple,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from rlcli.config.problem import Problem
 
@@ -35,6 +26,12 @@ class Group:
     def problems(self) -> Iterable[Problem]:
         """Return what does not fit together among these options."""
         return ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            kind = vars(self).get("kind", type(self).__name__)
+            raise AttributeError(f"{kind!r} has no option {name!r}: a part of your own names what it reads in uses")
 
 
 class Part(NamedTuple):
