@@ -116,8 +116,8 @@ class PolicyGradient(Algorithm):
         s, o = self.setup, self.options
         return Update(
             loss, epochs=s.epochs, batch_size=s.batch_size, slice_len=None if self.stores else s.slice_len,
-            target_kl=o.target_kl, clip_epsilon=Linear(o.clip_epsilon) if o.anneal_clip else None,
-            generator=torch.Generator().manual_seed(s.seed), **s.update,
+            clip_epsilon=Linear(o.clip_epsilon) if getattr(o, "anneal_clip", False) else None,
+            target_kl=getattr(o, "target_kl", None), generator=torch.Generator().manual_seed(s.seed), **s.update,
         )  # fmt: skip
 
     def loop(self, parts: Parts, policy: ActorCritic, hooks: Hooks) -> Loop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator
+from collections import UserDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,9 +12,10 @@ import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
 from rlcli.build.collector import build_collector, devices, slices_of
-from rlcli.build.policy import actor_and_critic, actor_options, network_options, optimizer_options, users_policy
+from rlcli.build.policy import actor_and_critic, network_options, optimizer_options, users_policy
 from rlcli.config import registry
-from rlcli.config.choices.learn import ValueConfig
+from rlcli.config.choices import collect, learn
+from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
 from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.envs import EnvBase
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from rlcli.objectives.value.estimator import ValueEstimator
 
 
-class Asked(dict[str, Any]):
+class Asked(UserDict[str, Any]):
     """Options, and in `unread` the names of those that nobody has asked for."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -39,22 +40,6 @@ class Asked(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         self.unread.discard(name)
         return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.unread.discard(name)
-        return super().get(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self.unread.discard(name)
-        return super().pop(name, *default)
-
-    def __iter__(self) -> Iterator[str]:  # as `**options` does
-        self.unread.clear()
-        return super().__iter__()
-
-    def items(self) -> Any:
-        self.unread.clear()
-        return super().items()
 
 
 def refuse_unread(algorithm: Algorithm) -> None:
@@ -70,18 +55,15 @@ def refuse_unread(algorithm: Algorithm) -> None:
 def algorithm_of(cfg: Config) -> Algorithm:
     """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`."""
     if cfg.loss.kwargs:
-        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
-    o, p, s, v, places = cfg.optim, cfg.policy, cfg.sampler, cfg.value, devices(cfg)
-    actor = actor_options(cfg)
+        asked: Any = Asked(cfg.loss.kwargs)
+        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=asked))
+    o, p, v, places = cfg.optim, cfg.policy, cfg.value, devices(cfg)
+    s = as_choice(learn.PrioritizedSliceOptions, cfg.sampler)
     beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames
     setup = Setup(
         options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=v.gamma,
-        network=network_options(cfg), gradient_actor=actor,
-        greedy_actor={
-            "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
-            "recurrence": actor["recurrence"],
-        },
-        action_mask_key=p.action_mask_key, device=places["train_device"],
+        **network_options(cfg),
+        action_mask_key=as_choice(collect.MaskedOptions, p).action_mask_key, device=places["train_device"],
         storing_device=places["storing_device"], keep=[*map(unravel, cfg.memory.keep)],
         next_dropped=KEEPS[cfg.memory.next_obs] == NONE, whole_trajectories=bool(cfg.collector.trajs_per_batch),
         draws=draws(cfg), batch_size=s.batch_size, slice_len=s.slice_len,
@@ -97,7 +79,7 @@ def algorithm_of(cfg: Config) -> Algorithm:
     return registry.build("algorithm", cfg.loss.kind, Algorithm, setup)  # type: ignore[type-abstract]
 
 
-def _estimator(v: ValueConfig, critic: Any, actor: Any) -> ValueEstimator:
+def _estimator(v: learn.EstimatorOptions, critic: Any, actor: Any) -> ValueEstimator:
     from rlcli.objectives.value.estimators import make_estimator
 
     norm = None if v.normaliser == "none" else value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
@@ -118,8 +100,6 @@ def build_policy(cfg: CollectConfig, env: EnvBase, algorithm: Algorithm | None =
     """Actor and critic for the env; None for random actions, which are refused where they are to be trained."""
     p = cfg.policy
     if p.kind == "random":
-        if isinstance(cfg, Config):
-            raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
         return None
     if p.kind in registry.users_names("policy"):
         return users_policy(cfg, env)
@@ -134,7 +114,8 @@ def build_parts(cfg: Config, algorithm: Algorithm, env: EnvBase, policy: ActorCr
     if algorithm.stores:
         from rlcli.build.buffer import build_buffer
 
-        n_steps = 1 if loss.recurrent else cfg.loss.n_steps  # which sums them along slices
+        n_steps = as_choice(learn.BootstrappedOptions, cfg.loss).n_steps
+        n_steps = 1 if loss.recurrent else n_steps  # it sums them along slices
         buffer = build_buffer(cfg, run, algorithm.setup.device, collector, algorithm.rebuilt(estimator, env), n_steps)
         collector.replay_buffer = buffer
     return Parts(collector, update, estimator, buffer)

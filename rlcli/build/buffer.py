@@ -17,6 +17,8 @@ from rlcli.build.collector import slices_of
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
+from rlcli.config.choices import collect, learn
+from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
 from rlcli.data.next_obs.modes import CODED, KEEPS, SHARED, of_buffer
 from rlcli.errors import ResourceError
@@ -45,6 +47,7 @@ def build_buffer(
     from rlcli.data import buffer as buffers  # of both, what is used alone is loaded
     from rlcli.data.samplers import Sampler
 
+    assert isinstance(cfg.storage, learn.TensorOptions)
     options = registry.arguments("sampler", cfg.sampler)
     options.pop("beta_frames", None)  # of the loop
     if by_priority(cfg):
@@ -71,7 +74,8 @@ def build_buffer(
 def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
     """Return observations stored as their newest frame, and the frames in a stack; transformed ones are not."""
     frames, memory = cfg.env.frame_stack, cfg.memory
-    if frames is None or frames < 2 or memory.frame_stack != "auto" or KEEPS[memory.next_obs] != SHARED:
+    whole = as_choice(collect.ExactOptions, memory).frame_stack != "auto"
+    if frames is None or frames < 2 or whole or KEEPS[memory.next_obs] != SHARED:
         return {}
     stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
     return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}
@@ -104,7 +108,7 @@ def build_storage(cfg: Config, run: Run) -> Storage:
     s = cfg.storage
     options = registry.arguments("storage", s)
     del options["codes"]  # of the buffer
-    if s.kind == "memmap":
+    if isinstance(s, learn.MemmapOptions):
         folder = run.path / BUFFER if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
         if run.checkpoints:  # it is resumed; a new run is refused by the storage where rows are
             if s.scratch_dir is not None:
@@ -114,7 +118,7 @@ def build_storage(cfg: Config, run: Run) -> Storage:
             note_new(run, *(f"{BUFFER}/{name}" for name in ROWS), BUFFER)
         options["scratch_dir"] = folder
     storage = registry.build("storage", s.kind, Storage, **options)
-    if s.kind == "memmap" and s.scratch_dir is not None:
+    if isinstance(s, learn.MemmapOptions) and s.scratch_dir is not None:
         from rlcli.data.files.disk import Disk
 
         Disk().make_folder(folder)

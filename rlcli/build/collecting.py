@@ -18,6 +18,8 @@ from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import row_specs
 from rlcli.config import registry
+from rlcli.config.choices.collect import CompactOptions
+from rlcli.config.option import as_choice
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.next_obs import modes
@@ -83,7 +85,7 @@ def collection_of(
     env = env_of_run(cfg, first=first.take())
     policy = acting_policy(cfg, env, run)
     observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
-    if (fill_value := cfg.memory.fill_value) is not None:
+    if (fill_value := as_choice(CompactOptions, cfg.memory).fill_value) is not None:
         for key in observed:
             fill_for(key, env.full_observation_spec[key].dtype, fill_value)
     collector = build_collector(cfg, env, policy, stored_keys(cfg, observed, policy))

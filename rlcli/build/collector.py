@@ -15,7 +15,10 @@ from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.collectors.options import FIELDS
+from rlcli.config.choices.collect import BatchOptions, DeltaOptions, MultiSyncOptions, UsersPolicyOptions
+from rlcli.config.choices.learn import StoredSliceOptions
 from rlcli.config.installed import accelerator
+from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.keys import Key
@@ -30,15 +33,15 @@ def build_collector(
     cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
 ) -> BaseCollector:
     """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
-    c, m, places = cfg.collector, cfg.memory, devices(cfg)
+    c, p, places = cfg.collector, as_choice(UsersPolicyOptions, cfg.policy), devices(cfg)
     actor: Any = None if policy is None else policy.actor
     if actor is None:
-        mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
+        mask = find_action_mask(p.action_mask_key, env.observation_spec, env.action_spec)
         actor = None if mask is None else modules.RandomPolicy(action_mask_key=mask)
     options: dict[str, Any] = {name: value for name, value in vars(c).items() if name in FIELDS} | {
-        "total_frames": cfg.total_frames, "next_obs": m.next_obs, "delta_dtype": getattr(torch, m.delta_dtype),
-        "on_overflow": m.on_overflow, "keep_keys": keep_keys, "traj_format": "cat" if c.trajs_per_batch else None,
-        "exploration_type": cfg.policy.exploration, "weights_swap": cfg.weights.swap,
+        "total_frames": cfg.total_frames, "next_obs": cfg.memory.next_obs, **differences(cfg), "keep_keys": keep_keys,
+        "traj_format": "cat" if c.trajs_per_batch else None, "weights_swap": cfg.weights.swap,
+        "exploration_type": p.exploration,
         "storing_device": places["storing_device"], "env_device": places["env_device"],
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
         "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),
@@ -47,16 +50,23 @@ def build_collector(
         return Collector(env, actor, **options)
     from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
 
-    start_method = None if c.start_method == "auto" else c.start_method
+    several = as_choice(MultiSyncOptions, c)
+    start_method = None if several.start_method == "auto" else several.start_method
     options |= {"start_method": start_method, "on_worker_error": c.on_worker_error}
     makers = [
         partial(build_env, dataclasses.replace(cfg.env, num=len(share)), offset=share.start) for share in shares(cfg)
     ]
     if c.kind == "multi_sync":
-        options["preemptive_threshold"] = c.preemptive_threshold
+        options["preemptive_threshold"] = several.preemptive_threshold
         return MultiSyncCollector(makers, actor, cat_results=0, **options)
     lag = cfg.weights
     return MultiAsyncCollector(makers, actor, max_lag=lag.max_lag, on_lag=lag.on_lag, **options)
+
+
+def differences(cfg: CollectConfig) -> dict[str, Any]:
+    """Return how differences of next observations are stored, where they are."""
+    m = as_choice(DeltaOptions, cfg.memory)
+    return {"delta_dtype": getattr(torch, m.delta_dtype), "on_overflow": m.on_overflow}
 
 
 def state_stride(cfg: CollectConfig) -> int:
@@ -69,23 +79,23 @@ def state_stride(cfg: CollectConfig) -> int:
     if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones; shared buffers take all
         return 1
     whole = draws(cfg) == "batch"
-    return (cfg.sampler.slice_len or c.frames_per_batch) if whole else SLICED
+    return (as_choice(StoredSliceOptions, cfg.sampler).slice_len or c.frames_per_batch) if whole else SLICED
 
 
 def in_this_process(cfg: CollectConfig) -> CollectConfig:
     """Return the same run without workers."""
-    return dataclasses.replace(cfg, collector=dataclasses.replace(cfg.collector, kind="sync"))
+    return dataclasses.replace(cfg, collector=as_choice(BatchOptions, cfg.collector, kind="sync"))
 
 
 def shares(cfg: CollectConfig) -> list[range]:
     """Return the lanes of each worker, neighbours together; none where this process collects."""
-    c = cfg.collector
+    c, asked = cfg.collector, as_choice(MultiSyncOptions, cfg.collector).num_workers
     if c.kind == "sync":
         return []
     if c.kind == "async":
         count = 1
-    elif isinstance(c.num_workers, int):
-        count = c.num_workers
+    elif isinstance(asked, int):
+        count = asked
     else:  # who learns while others collect needs a core as well
         count = max(1, min(cores() - (c.kind == "multi_async"), cfg.env.num))
     from rlcli.vec_envs.workers import dealt
@@ -100,7 +110,7 @@ def shares_meanwhile(cfg: CollectConfig) -> list[range]:
 
 def slices_of(cfg: Config) -> tuple[int, int]:
     """Return number and length of a sample's slices; what is not given follows from the batch size."""
-    s = cfg.sampler
+    s = as_choice(StoredSliceOptions, cfg.sampler)
     length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
     return s.num_slices or s.batch_size // length, length
 

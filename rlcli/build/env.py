@@ -8,16 +8,17 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from rlcli import transforms
 from rlcli.config import registry
+from rlcli.config.choices.collect import AtariConfig, AtariOptions, EnvOptions, GymOptions
 from rlcli.config.guard import check_env_ids
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
-from rlcli.config.schemas import AtariConfig, CollectConfig, Config, EnvConfig
+from rlcli.config.schemas import CollectConfig, Config
 from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv, make_native
 from rlcli.envs.serial import SerialEnv
@@ -36,7 +37,7 @@ WORTH_A_WORD = 5.0  # seconds
 
 
 def build_env(
-    cfg: EnvConfig,
+    cfg: EnvOptions,
     *,
     gamma: float = 0.99,
     num: int | None = None,
@@ -47,7 +48,7 @@ def build_env(
 ) -> EnvBase:
     """Build a run's envs with transforms; `num` replaces `cfg.num`, in this process; `first`: lane 0, made already."""
     lanes = cfg.num if num is None else num
-    if _apart(cfg) and num is None:
+    if num is None and _apart(cfg):
         base = _parallel(cfg, offset, on_worker_error, first)
     elif wants_native(cfg, lanes):
         base = _native(cfg, lanes)
@@ -92,12 +93,12 @@ def evaluation_lanes(cfg: Config, episodes: int) -> int:
     return -(-episodes // rounds)
 
 
-def _apart(cfg: EnvConfig) -> bool:
+def _apart(cfg: EnvOptions) -> TypeGuard[GymOptions]:
     """Return True if processes are asked for that step the envs."""
-    return cfg.mode == "parallel" or bool(cfg.workers)
+    return isinstance(cfg, GymOptions) and (cfg.mode == "parallel" or bool(cfg.workers))
 
 
-def _dealt_out(cfg: EnvConfig, on_worker_error: str) -> dict[str, Any]:
+def _dealt_out(cfg: GymOptions, on_worker_error: str) -> dict[str, Any]:
     """Return the arguments by which a `ParallelEnv` shares its envs out."""
     return {
         "workers": cfg.workers, "per_worker": None if cfg.workers else cfg.per_worker,
@@ -106,10 +107,11 @@ def _dealt_out(cfg: EnvConfig, on_worker_error: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
+def lanes_of(cfg: CollectConfig, num: int) -> EnvOptions:
     """Return the envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
     mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
-    return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
+    alone: dict[str, Any] = {"workers": None} if isinstance(cfg.env, GymOptions) else {}
+    return dataclasses.replace(cfg.env, num=num, mode=mode, **alone)
 
 
 def stepped(cfg: CollectConfig) -> tuple[int, int]:
@@ -124,7 +126,7 @@ def stepped(cfg: CollectConfig) -> tuple[int, int]:
     return len(parts[0]) if caller_steps else 0, len(parts) - caller_steps
 
 
-def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv | None) -> EnvBase:
+def _parallel(cfg: GymOptions, offset: int, on_worker_error: str, first: GymEnv | None) -> EnvBase:
     from rlcli.envs.parallel import ParallelEnv
 
     method = None if cfg.start_method == "auto" else cfg.start_method
@@ -142,7 +144,7 @@ def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv |
     return env
 
 
-def _makers(cfg: EnvConfig, lanes: int, offset: int) -> list[partial[GymEnv]]:
+def _makers(cfg: EnvOptions, lanes: int, offset: int) -> list[partial[GymEnv]]:
     options: dict[str, Any] = {"categorical_action_encoding": True, "narrow": True, "out_of_bounds": cfg.out_of_bounds}
     return [partial(GymEnv, configured(cfg, offset + lane), **options) for lane in range(lanes)]
 
@@ -168,14 +170,14 @@ def numbered(value: Any, index: int) -> Any:
     return [numbered(each, index) for each in value] if isinstance(value, list) else value
 
 
-def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
+def configured(cfg: EnvOptions, index: int = 0) -> GymRecipe:
     """Return a run's gymnasium env of this number; a `ConfigError` where an id names a module."""
     raise_all(check_env_ids(cfg))
     wrappers: list[Wrapper] = []
     settings = numbered(cfg.kwargs, index) if cfg.kwargs else {}
     limit = cfg.max_episode_steps
     registered = cfg.id in registry.users_names("env")
-    if cfg.kind == "atari":
+    if isinstance(cfg, AtariOptions):
         from rlcli.vec_envs.wrappers import AtariFrames
 
         settings.setdefault("frameskip", 1)
@@ -198,12 +200,12 @@ def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
     return GymRecipe(cfg.id, settings, tuple(wrappers), limit)
 
 
-def make_single(cfg: EnvConfig) -> GymEnv:
+def make_single(cfg: EnvOptions) -> GymEnv:
     (make,) = _makers(cfg, 1, 0)
     return make()
 
 
-def wants_native(cfg: EnvConfig, lanes: int) -> bool:
+def wants_native(cfg: EnvOptions, lanes: int) -> bool:
     """Return True if an engine is asked for, or preferred by `auto`: faster here, with exact resumes."""
     raise_all(check_env_ids(cfg))
     if cfg.kind == "envpool" or cfg.mode == "native":
@@ -212,11 +214,9 @@ def wants_native(cfg: EnvConfig, lanes: int) -> bool:
     return cfg.mode == "auto" and plain and auto_prefers_native(cfg.id, lanes)
 
 
-def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
+def _native(cfg: EnvOptions, lanes: int) -> EnvBase:
     """Return the env's own vector engine; Atari's does the preprocessing itself."""
     kwargs = dict(cfg.kwargs)
-    if cfg.wrappers:
-        raise ConfigError("env.wrappers cannot wrap a native engine", where="env.mode", fix="Use env.mode=serial.")
     if numbered(kwargs, 0) != kwargs:
         raise ConfigError("a native engine's envs have no {index}", where="env.kwargs", fix="Use env.mode=serial.")
     if cfg.id in registry.users_names("env"):
@@ -230,7 +230,7 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
             "max_episode_steps=-1 means no limit to gymnasium.make, and not to an engine", where="env.kwargs",
             fix="Give env.max_episode_steps=N, or env.mode=serial.",
         )  # fmt: skip
-    if cfg.kind == "atari":
+    if isinstance(cfg, AtariOptions):
         a = cfg.atari
         kwargs.pop("frameskip", None)  # the engine skips frames itself
         kwargs |= {
@@ -243,7 +243,7 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
     return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, settings=kwargs)
 
 
-def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transform]:
+def build_transforms(cfg: EnvOptions, env: EnvBase, gamma: float) -> list[Transform]:
     """Return the transforms that the configuration names, innermost first."""
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
     keys = [key for key in keys if as_tuple(key)[-1] != ACTION_MASK]  # flags stay flags
@@ -264,7 +264,7 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
             alike = [key for key in keys if len(env.observation_spec[key].shape) - lanes == ndim]
             chosen.append(transforms.FrameStack(cfg.frame_stack, ndim, alike))
     chosen += [_transform(*wrapper_call(entry)) for entry in cfg.transforms]
-    if cfg.kind == "atari" and cfg.atari.clip_reward:
+    if isinstance(cfg, AtariOptions) and cfg.atari.clip_reward:
         chosen.append(transforms.SignTransform())
     if cfg.reward_scale != 1.0:
         chosen.append(transforms.RewardScaling(loc=0.0, scale=cfg.reward_scale))

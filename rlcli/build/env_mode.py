@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.build.collector import shares
 from rlcli.build.env import configured, make_single, wants_native
+from rlcli.config.choices.collect import GymOptions, MultiAsyncOptions
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
 from rlcli.processes.process import cores
@@ -61,11 +62,11 @@ NONE = First()
 
 def settled(cfg: C) -> tuple[C, list[str], First]:
     """Return the configuration with what `auto` came to (else as it is), why in a line, and the env that was tried."""
-    if (workers := len(shares(cfg))) and cfg.collector.num_workers == "auto" and cfg.collector.kind != "async":
-        counted: Any = dataclasses.replace(cfg, collector=dataclasses.replace(cfg.collector, num_workers=workers))
+    c, env = cfg.collector, cfg.env
+    if isinstance(c, MultiAsyncOptions) and c.num_workers == "auto":
+        counted: Any = dataclasses.replace(cfg, collector=dataclasses.replace(c, num_workers=len(shares(cfg))))
         return counted, [], NONE
-    env = cfg.env
-    if env.mode != "auto" or env.workers or cfg.collector.kind != "sync" or env.kind == "envpool":
+    if c.kind != "sync" or not isinstance(env, GymOptions) or env.mode != "auto" or env.workers:
         return cfg, [], NONE
     if wants_native(env, env.num):
         return cfg, [f"env.mode=auto -> native: {env.id} has an engine that is faster from {env.num} envs on"], NONE

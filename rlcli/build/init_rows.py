@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from rlcli.build.collector import differences
 from rlcli.collectors.schema import row_specs
-from rlcli.config.schemas import Config, EnvConfig
+from rlcli.config.choices import collect, learn
+from rlcli.config.option import as_choice
+from rlcli.config.schemas import Config
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
 from rlcli.data.fields import columns_of
 from rlcli.data.next_obs.modes import KEEPS
@@ -45,14 +48,13 @@ def copy_init_rows(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBa
         _refuse(path, _other_keys(wanted, source))
         _refuse(path, _other_lanes(cfg, source))
         rounded = holds_differences(source.ring)
-        m = cfg.memory
-        coder = NextObservationDelta(delta_dtype=getattr(torch, m.delta_dtype), on_overflow=m.on_overflow)
+        coder = NextObservationDelta(**differences(cfg))
 
         def read(rows: np.ndarray) -> TensorDictBase:
             batch = source[torch.from_numpy(rows)].select(*wanted)
             if rounded:
                 _follow(source, rows, batch)
-            return coder.compress(batch) if KEEPS[m.next_obs] == CODED else batch
+            return coder.compress(batch) if KEEPS[cfg.memory.next_obs] == CODED else batch
 
         taken = copy_rows(source, buffer, read)
     finally:
@@ -94,9 +96,9 @@ def _other_env(cfg: Config, place: Place) -> Iterator[str]:
         yield f"they are of env.id={theirs}, this run is of env.id={cfg.env.id}"
         return
     env = (place.about.get("config") or {}).get("env", {})
-    default = EnvConfig()
+    default = collect.AtariOptions()
     for name in SAME:
-        mine = getattr(cfg.env, name)
+        mine = getattr(cfg.env, name, default.atari)
         mine = vars(mine) if name == "atari" else mine
         other = vars(default.atari) | env.get(name, {}) if name == "atari" else env.get(name, getattr(default, name))
         if env and mine != other:
@@ -132,9 +134,10 @@ def _other_keys(wanted: dict[Key, Field], source: TensorDictReplayBuffer) -> lis
 
 
 def _other_lanes(cfg: Config, source: TensorDictReplayBuffer) -> list[str]:
-    if cfg.storage.ndim == 1 or source.ring.lanes == cfg.env.num:
+    ndim = as_choice(learn.TensorOptions, cfg.storage).ndim
+    if ndim == 1 or source.ring.lanes == cfg.env.num:
         return []
     lanes = (
         f"{source.ring.lanes} envs side by side" if source.storage.ndim > 1 else "one row of a flat storage at a time"
     )
-    return [f"they lie {lanes}, and storage.ndim={cfg.storage.ndim} wants {cfg.env.num} (storage.ndim=1 takes any)"]
+    return [f"they lie {lanes}, and storage.ndim={ndim} wants {cfg.env.num} (storage.ndim=1 takes any)"]

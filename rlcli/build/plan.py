@@ -26,7 +26,8 @@ from rlcli.build.trained_run import policy_to_look_at
 from rlcli.build.workload import envs_of, workload_of
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.faces import Face
-from rlcli.config.option import value_at
+from rlcli.config import registry
+from rlcli.config.option import as_choice, groups, value_at
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.config.validate import validate
 from rlcli.envs import EnvBase
@@ -188,9 +189,6 @@ def _longest_episode(cfg: CollectConfig) -> int | None:
 
 
 # ---- advice ----------------------------------------------------------------------------------------------------------
-_CHOICES = {"memory": ("memory.kind", "memory.next_obs"), "storage": ("storage.kind",)}
-
-
 class _Changed(NamedTuple):
     """The same run with some overrides changed, planned again."""
 
@@ -206,9 +204,11 @@ class _Changed(NamedTuple):
     def _with(self, change: fit.Change) -> CollectConfig:
         changed = copy.deepcopy(self.cfg)
         for given, value in change.items():
-            for key in _CHOICES.get(given, (given,)):
-                group, _, name = key.rpartition(".")
-                setattr(value_at(changed, group) if group else changed, name, value)
+            group, _, name = given.rpartition(".")
+            if name in groups(type(changed)):
+                kinds = {"kind": value, "next_obs": value} if name == "memory" else {"kind": value}
+                value = as_choice(registry.options_of(name, value), getattr(changed, name), **kinds)
+            setattr(value_at(changed, group) if group else changed, name, value)
         return changed
 
 

@@ -9,7 +9,8 @@ from torch.nn.parameter import is_lazy
 
 from rlcli.build.collector import shares_meanwhile
 from rlcli.config import registry
-from rlcli.config.choices.learn import OptimConfig
+from rlcli.config.choices import collect, learn
+from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
@@ -24,48 +25,41 @@ WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above 
 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return those of a policy gradient."""
-    mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
-    options = actor_options(cfg) | network_options(cfg)
-    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **options)
+    asked, options = as_choice(collect.NetworkOptions, cfg.policy).action_mask_key, network_options(cfg)
+    mask = find_action_mask(asked, env.observation_spec, env.action_spec)
+    networks = options["gradient_actor"] | options["network"]
+    return build_actor_critic(env.observation_spec, env.action_spec, action_mask_key=mask, **networks)
 
 
-def recurrence(cfg: CollectConfig) -> recurrent.Recurrence:
-    """Return the recurrent layer of the policy."""
+def network_options(cfg: CollectConfig) -> dict[str, dict[str, Any]]:
+    """Return what all networks and the actors of both kinds are built with; nothing where a user's are built."""
     p = cfg.policy
-    if p.shared is False:
-        raise ConfigError(
-            "a recurrent policy has one trunk for actor and critic", where="policy.shared=false",
-            why="a critic with a state of its own is not stepped while frames are collected",
-            fix="Leave policy.shared out.",
-        )  # fmt: skip
-    options = {
-        "recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute
-    }  # fmt: skip
-    return recurrent.Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
-
-
-def network_options(cfg: CollectConfig) -> dict[str, Any]:
-    """Return what the networks of every algorithm are built with."""
-    p = cfg.policy
+    if not isinstance(p, collect.NetworkOptions):
+        return {"network": {}, "gradient_actor": {}, "greedy_actor": {}}
+    layer = None
+    if isinstance(p, collect.RecurrentOptions) and p.kind in RECURRENT:
+        how = {"recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute}
+        layer = recurrent.Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, how)
     return {
-        "net": "auto" if p.kind in RECURRENT else p.kind, "hidden": p.hidden,
-        "activation": None if p.activation == "auto" else p.activation, "orthogonal": p.orthogonal,
-        "generator": cfg.seed,
-    }  # fmt: skip
-
-
-def actor_options(cfg: CollectConfig) -> dict[str, Any]:
-    """Return what a policy gradient's actor is built with besides."""
-    p = cfg.policy
-    return {
-        "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
-        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg) if p.kind in RECURRENT else None,
+        "network": {
+            "net": "auto" if layer else p.kind, "hidden": p.hidden, "orthogonal": p.orthogonal, "generator": cfg.seed,
+            "activation": None if p.activation == "auto" else p.activation,
+        },
+        "gradient_actor": {
+            "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
+            "state_dependent_std": p.state_dependent_std, "recurrence": layer,
+        },
+        "greedy_actor": {
+            "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
+            "recurrence": layer,
+        },
     }  # fmt: skip
 
 
 def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return what the builder of a registered policy makes."""
     p = cfg.policy
+    assert isinstance(p, collect.UsersPolicyOptions)
     uses = [key.partition(".")[2] for key in registry.uses("policy", p.kind) if key.startswith("policy.")]
     options = {name: getattr(p, name) for name in uses} | p.kwargs
     made = registry.build("policy", p.kind, object, env.observation_spec, env.action_spec, **options)
@@ -121,8 +115,8 @@ def cores_to_spare(cfg: CollectConfig, there: int) -> int:
     return max(1, there - len(shares_meanwhile(cfg)))
 
 
-def optimizer_options(o: OptimConfig) -> dict[str, Any]:
+def optimizer_options(o: learn.OptimizerOptions) -> dict[str, Any]:
     """Return what the chosen optimizer is made with, beside its learning rate."""
-    own = (key.removeprefix("optim.") for key in registry.reading("optim", o.kind))
-    options = {"weight_decay": o.weight_decay, **{name: getattr(o, name) for name in own}}
-    return options | ({"betas": tuple(o.betas)} if "betas" in options else {})
+    options = {name: value for name, value in vars(o).items() if name not in vars(learn.OptimizerOptions())}
+    options |= {"betas": tuple(o.betas)} if isinstance(o, learn.AdamOptions) else {}
+    return {"weight_decay": o.weight_decay, **options}

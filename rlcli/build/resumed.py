@@ -20,9 +20,11 @@ from rlcli.build.collector import devices
 from rlcli.build.policy import cores_to_spare
 from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
 from rlcli.config import registry
+from rlcli.config.choices.learn import ClipPPOOptions
+from rlcli.config.option import as_choice
 from rlcli.config.problem import raise_all
 from rlcli.config.resolved import from_dict, to_dict
-from rlcli.config.schemas import CollectConfig, Config, is_off_policy
+from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.validate import as_resumed, validate
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, DamagedDataError
@@ -273,7 +275,7 @@ def _scheduled(cfg: CollectConfig) -> list[str]:
     """Return the keys that make a number follow the share of `total_frames` that is done."""
     if not isinstance(cfg, Config):
         return []
-    read = {"optim.anneal_lr": cfg.optim.anneal_lr, "loss.anneal_clip": cfg.loss.anneal_clip and not is_off_policy(cfg)}
+    read = {"optim.anneal_lr": cfg.optim.anneal_lr, "loss.anneal_clip": as_choice(ClipPPOOptions, cfg.loss).anneal_clip}
     return [key for key, reads in read.items() if reads]
 
 

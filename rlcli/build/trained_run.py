@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlcli.build.algorithm import build_policy
 from rlcli.build.env import build_env, build_evaluation_env, configured
-from rlcli.config.option import leaves, value_at
+from rlcli.config.choices.collect import CheckpointOptions, EnvOptions
+from rlcli.config.option import leaves
 from rlcli.config.problem import spell
-from rlcli.config.resolved import from_dict, to_dict
+from rlcli.config.resolved import from_dict, settings, to_dict
 from rlcli.config.run_files import RUN
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig, unread
+from rlcli.config.schemas import CollectConfig, Config
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, DamagedDataError
@@ -74,7 +75,7 @@ def policy_of(cfg: Config, networks: ActorCritic, env: EnvBase, *, frames: int =
     )
 
 
-def _gym_env(e: EnvConfig, **kwargs: Any) -> Any:
+def _gym_env(e: EnvOptions, **kwargs: Any) -> Any:
     if e.kind == "envpool" or (e.kind == "atari" and e.mode == "native"):
         raise ConfigError(
             "the run's env is an engine that steps many at once, not a gymnasium env",
@@ -188,8 +189,8 @@ def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | N
     if checkpoint.list_checkpoints(folder):
         found = checkpoint.load_latest(folder)
         return _restored(cfg, env, found)
-    if cfg.policy.kind == "checkpoint":
-        found = _asked_for(cfg)
+    if isinstance(cfg.policy, CheckpointOptions):
+        found = _asked_for(cfg, cfg.policy.path)
         policy = _restored(cfg, env, found)
         state: dict[str, Any] = {KEPT: found.state["policy"], "collector": _statistics(found.state)}
         config = found.manifest["config"]
@@ -206,21 +207,21 @@ def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | N
 
 def policy_to_look_at(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
     """Return the policy that `acting_policy` would give a new run, without a run folder to keep it in."""
-    if cfg.policy.kind == "checkpoint":
-        return _restored(cfg, env, _asked_for(cfg))
+    if isinstance(cfg.policy, CheckpointOptions):
+        return _restored(cfg, env, _asked_for(cfg, cfg.policy.path))
     return build_policy(cfg, env)
 
 
 def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
     """Return the configuration with the policy's path where the run itself keeps it: the training run may be gone."""
     kept = checkpoint.list_checkpoints(run.path / KEPT)
-    if cfg.policy.kind != "checkpoint" or not kept:
+    if not isinstance(cfg.policy, CheckpointOptions) or not kept:
         return cfg
     return dataclasses.replace(cfg, policy=dataclasses.replace(cfg.policy, path=str(kept[-1])))
 
 
 def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) -> ActorCritic:
-    if cfg.policy.kind == "checkpoint":
+    if isinstance(cfg.policy, CheckpointOptions):
         learned = config_of(found.manifest["config"])
         try:
             with loading_state(found.path):
@@ -243,26 +244,25 @@ def _statistics(state: dict[str, Any]) -> dict[str, Any]:
     return {"engine": {"transforms": learned_by_transforms(state)}}
 
 
-def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
+def _asked_for(cfg: CollectConfig, asked: str | None) -> checkpoint.Checkpoint:
     """Return the checkpoint that `policy.path` names, or the newest of the run that it names."""
-    if cfg.policy.path is None:
-        raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
-    path = checkpoint.named(cfg.policy.path) or Path(cfg.policy.path)
+    assert asked is not None
+    path = checkpoint.named(asked) or Path(asked)
     one = (path / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
     trained = path.resolve().parents[1] if one else path
     if not one or (trained / RUN).exists():
         check_imports(open_run(trained))
     state = checkpoint.load(path) if one else newest(open_run(path))
     learned = config_of(state.manifest["config"])
-    decide = [key for key in leaves(type(learned)) if f"{key}.".startswith(SEEN) and key not in unread(learned)]
+    its, here, table = settings(learned), settings(cfg), leaves(type(learned))
     other = {  # as they are typed: its own, and the one here
-        key.removesuffix(".kind"): (spell(value_at(learned, key)), spell(value_at(cfg, key)))
-        for key in decide
-        if value_at(learned, key) != value_at(cfg, key)
+        key.removesuffix(".kind"): (spell(value), spell(here.get(key, table[key].default)))
+        for key, value in its.items()
+        if f"{key}.".startswith(SEEN) and value != here.get(key, table[key].default)
     }
     if other:
         raise ConfigError(
-            "the policy was trained on other observations", where=f"policy.path={cfg.policy.path}",
+            "the policy was trained on other observations", where=f"policy.path={asked}",
             why="; ".join(f"its {key} is {its}, here it is {here}" for key, (its, here) in other.items()),
             fix=f"Add {shlex.join(f'{key}={its}' for key, (its, _) in other.items())}.",
         )  # fmt: skip

@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from rlcli.build.collector import devices, shares, shares_meanwhile, slices_of
+from rlcli.build.collector import devices, differences, shares, shares_meanwhile, slices_of
 from rlcli.build.env import build_env, evaluation_lanes, lanes_of, stepped
 from rlcli.build.policy import optimizer_options
 from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
+from rlcli.config.choices import collect, learn
+from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, is_off_policy, remembers
 from rlcli.planning.forecast import Updates, Workload
 from rlcli.planning.tensors import RunEnvs, RunStorage
@@ -23,18 +23,20 @@ from rlcli.planning.tensors import RunEnvs, RunStorage
 def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: int = 0) -> Workload:
     """Return what a plan is made of; `rows`: what the collector delivers, `init_rows`: what the storage begins with."""
     c, m, meanwhile = cfg.collector, cfg.memory, shares_meanwhile(cfg)
-    scratch = cfg.storage.scratch_dir if isinstance(cfg, Config) and cfg.storage.kind == "memmap" else None
+    storage = cfg.storage if isinstance(cfg, Config) else None
+    scratch = storage.scratch_dir if isinstance(storage, learn.MemmapOptions) else None
+    delta = differences(cfg)
     device = devices(cfg)["storing_device"]
     return Workload(
         envs=envs_of(cfg), total_frames=cfg.total_frames, frames_per_batch=c.frames_per_batch,
         lanes=max(map(len, meanwhile)) if meanwhile else cfg.env.num, written_ahead=len(meanwhile) * (AHEAD + 1),
-        mode=m.next_obs, delta_dtype=getattr(torch, m.delta_dtype), keeps_overflows=m.on_overflow == "keep",
-        preemptive=c.preemptive_threshold is not None, trajectories=bool(c.split_trajs or c.trajs_per_batch),
-        device=str(device or "cpu"),
-        storage=_storage(cfg, rows, init_rows) if isinstance(cfg, Config) and cfg.storage.kind != "none" else None,
+        mode=m.next_obs, delta_dtype=delta["delta_dtype"], keeps_overflows=delta["on_overflow"] == "keep",
+        preemptive=as_choice(collect.MultiSyncOptions, c).preemptive_threshold is not None,
+        trajectories=bool(c.split_trajs or c.trajs_per_batch), device=str(device or "cpu"),
+        storage=_storage(cfg, storage, rows, init_rows) if isinstance(storage, learn.TensorOptions) else None,
         updates=_updates(cfg) if isinstance(cfg, Config) else None,
         folder=Path(cfg.run.dir or "runs"), scratch=None if scratch is None else Path(scratch), kept=cfg.run.keep,
-        recurrent_backend=cfg.policy.recurrent_backend if remembers(cfg) else None,
+        recurrent_backend=as_choice(collect.RecurrentOptions, cfg.policy).recurrent_backend if remembers(cfg) else None,
     )  # fmt: skip
 
 
@@ -46,7 +48,8 @@ def envs_of(cfg: CollectConfig) -> RunEnvs:
         gone = in_process if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
         evaluated = max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
     one = dataclasses.replace(cfg.env, num=1)
-    apart = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
+    alone: Any = {"workers": 1, "per_worker": "auto", "caller_steps": "false"}
+    apart = dataclasses.replace(one, **alone) if isinstance(one, collect.GymOptions) else one
     return RunEnvs(
         num, in_process, evaluated, collecting or workers, collecting > 0,
         lambda count: build_env(lanes_of(cfg, count), offset=num),
@@ -54,11 +57,11 @@ def envs_of(cfg: CollectConfig) -> RunEnvs:
     )  # fmt: skip
 
 
-def _storage(cfg: Config, rows: RowSchema | None, init_rows: int) -> RunStorage:
+def _storage(cfg: Any, s: learn.TensorOptions, rows: RowSchema | None, init_rows: int) -> RunStorage:
     from rlcli.build.buffer import frame_stacks
     from rlcli.data.storages import Storage
 
-    s, stacks = cfg.storage, {} if rows is None else frame_stacks(cfg, rows)
+    stacks = {} if rows is None else frame_stacks(cfg, rows)
     kind: Any = registry.find("storage", s.kind)
     if not (isinstance(kind, type) and issubclass(kind, Storage)):  # a function: of what it makes nothing is known
         kind = Storage
@@ -66,7 +69,7 @@ def _storage(cfg: Config, rows: RowSchema | None, init_rows: int) -> RunStorage:
 
 
 def _updates(cfg: Config) -> Updates:
-    s, off_policy = cfg.sampler, is_off_policy(cfg)
+    s, off_policy = as_choice(learn.StoredSliceOptions, cfg.sampler), is_off_policy(cfg)
     return Updates(
         optimizer=cfg.optim.kind, optimizer_options=optimizer_options(cfg.optim),
         device=str(devices(cfg)["train_device"] or "cpu"), draws=draws(cfg),

@@ -78,11 +78,11 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
 
     from rlcli.config.compose import drop, whole_tree
     from rlcli.config.option import find
-    from rlcli.config.schemas import of_others
+    from rlcli.config.schemas import left_out
 
     node = ready.job.node if part == "job" else whole_tree(ready)
     if part == "job":
-        drop(node, {key for key in of_others(ready.job.cfg) if not f"{package}.".startswith(f"{key}.")})
+        drop(node, {key for key in left_out(ready.job.cfg) if not f"{package}.".startswith(f"{key}.")})
     try:
         if resolve and part == "job":
             OmegaConf.resolve(node)

@@ -73,16 +73,16 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
 
 def _print_why(ready: Any) -> None:
     from rlcli.config.compose import holds
-    from rlcli.config.option import leaves, value_at
+    from rlcli.config.option import held, value_at
     from rlcli.config.problem import spell
-    from rlcli.config.schemas import unread
+    from rlcli.config.schemas import idle, in_words
 
     cfg, sources = ready.job.cfg, list(_sources(ready))
-    rows, without = [], unread(cfg)
-    for key in (key for key in leaves(type(cfg)) if not key.startswith("sweep.")):  # which is no part of a run
+    rows, without = [], idle(cfg)
+    for key in (key for key in held(cfg) if not key.startswith("sweep.")):  # which is no part of a run
         names = ("run.dir", "hydra.run.dir") if key == "run.dir" else (key,)
         origin = next((where for name in names for where, data in reversed(sources) if holds(data, name)), "default")
-        origin += f"; not read {without[key].where}" if key in without else ""
+        origin += f"; not read {in_words(*without[key])}" if key in without else ""
         if key == "loss.entropy_coeff" and value_at(cfg, key) == "auto" and key not in without:
             origin += f"; {_entropy_coeff(cfg)}"
         rows.append((f"{key}={spell(value_at(cfg, key))}", origin))

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlcli.config import guard, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.option import find, leaves, value_at
+from rlcli.config.option import find, held, leaves, of_all_choices, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import (
@@ -43,8 +43,8 @@ from rlcli.config.recipes import (
     shipped,
     with_whole_numbers,
 )
-from rlcli.config.resolved import as_object, flat
-from rlcli.config.schemas import VERBS, CollectConfig, unread
+from rlcli.config.resolved import as_object, flat, of_another_choice
+from rlcli.config.schemas import VERBS, CollectConfig, idle, in_words
 from rlcli.config.validate import validate
 from rlcli.config.words import key_of, parsed, spell
 from rlcli.errors import ConfigError
@@ -121,6 +121,7 @@ def plan(
     jobs = expand(ready.sweep) if multirun else [[item.text for item in checked]]
     job = None
     aside: list[str] = []
+    met: dict[Problem, list[int]] = {}  # what is wrong with jobs, and with which
     folders: dict[int, str] = {}  # of the jobs of a sweep
     typed_keys = {item.key for item in ready.sweep or ready.checked}
     undecided = (_undecided(schema, overrides, checked) if wrong else set()) | ({"recipe"} if bad else set())
@@ -134,16 +135,25 @@ def plan(
             job = _job(node, number if multirun else None, own)
             ready = replace(ready, how=job.cfg.sweep)
             folders[number] = str(job.cfg.run.dir)
-            problems += validate(job.cfg, typed_keys, undecided)
+            wanting = validate(job.cfg, typed_keys, undecided)
+            if (name := job.cfg.recipe) in contents and name and not undecided:
+                keys = [key for key, _ in flat(schema, contents[name]) if key.partition(".")[0] not in typed_keys]
+                wanting += [x for key in keys for x in of_another_choice(job.cfg, key, str(recipes[name].path))]
             aside += _left_aside(job.cfg, contents, typed_keys)
         except ConfigError as error:
-            problems.append(Problem(str(error)))
+            wanting = [Problem(str(error))]
+        for problem in wanting:
+            met.setdefault(problem, []).append(number)
+    for problem, numbers in met.items():
+        shown = ", ".join(map(str, numbers[:4])) + ", ..." * (len(numbers) > 4)
+        alike = bool(problem.where) or len(numbers) == len(jobs[:JOBS_CHECKED_AHEAD])
+        problems.append(problem if alike else problem._replace(where=f"job{'s' * (len(numbers) > 1)} {shown}"))
     if multirun:
         problems += _shared_folder(folders)
     else:
         problems += [Problem(f"{x} is for a sweep", "add -m, or leave it out") for x in typed_keys if x[:6] == "sweep."]
     if wrong and job is not None:  # what other libraries count otherwise is converted with what is composed
-        facts = {key: value_at(job.cfg, key) for key in leaves(schema)}
+        facts = {key: value_at(job.cfg, key) for key in held(job.cfg)}
         _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags, composed=facts)
     problems = [*wrong, *problems]
     raise_all(problem for problem in problems if not (look and problem.only_here))
@@ -167,6 +177,7 @@ def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked
     missing = {*map(key_of, overrides)} - (used := {item.key for item in checked})
     kinds = {key: f"{key}.kind" for key in missing if f"{key}.kind" in leaves(schema)}
     mappings = {key for key in missing if any(name.startswith(f"{key}.") for name in used)}  # used key by key
+    kinds |= {"memory.next_obs": "memory.kind"} if "memory.next_obs" in missing else {}  # by itself it is the choice
     return {*kinds.values(), *(key for key in missing - kinds.keys() - mappings if find(schema, key))}
 
 
@@ -174,9 +185,9 @@ def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Col
     """Say what recipes set and nothing reads, in sentences; a recipe may choose otherwise than those it builds on."""
     for name in lineage(cfg.recipe, contents) if cfg.recipe and cfg.recipe in contents else ():
         found: dict[str, list[str]] = {}
-        for key, why in unread(cfg).items():
-            if key not in typed_keys and holds(contents[name], key) and (name == cfg.recipe or why.by in typed_keys):
-                found.setdefault(why.where, []).append(key)
+        for key, (by, choice) in idle(cfg).items():
+            if key not in typed_keys and holds(contents[name], key) and (name == cfg.recipe or by in typed_keys):
+                found.setdefault(in_words(by, choice), []).append(key)
         for where, keys in found.items():
             yield f"recipe {name} sets what has no meaning {where}: {', '.join(keys)}"
 
@@ -294,7 +305,7 @@ def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection
     """
     store = ConfigStore.instance()
     if getattr(store.repo.get(f"{verb}_schema.yaml"), "provider", None) != "rlcli":  # storing it takes 20 ms
-        store.store(name=f"{verb}_schema", node=schema, provider="rlcli")
+        store.store(name=f"{verb}_schema", node=of_all_choices(schema), provider="rlcli")
     store.store(group="recipe", name="null", node={}, provider="rlcli")  # there is such a group, even without recipes
     for name, data in contents.items():
         store.store(group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe")

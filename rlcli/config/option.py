@@ -6,21 +6,13 @@ mean" all read what is declared here, by dotted key: `env.num`; nothing repeats 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import (
-    Any,
-    NamedTuple,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from rlcli.config.problem import Problem
 
@@ -35,15 +27,20 @@ class Group:
         """Return what does not fit together among these options."""
         return ()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            kind = vars(self).get("kind", type(self).__name__)
+            raise AttributeError(f"{kind!r} has no option {name!r}: a part of your own names what it reads in uses")
+
 
 class Part(NamedTuple):
     """A choice of a group: its options, `package.module:object` of what it builds, and what it says of itself."""
 
-    options: Any = None  # a dataclass, a `Group`; of a user's part the group's own
+    options: Any = None  # a dataclass, a `Group`
     place: str = ""
     off_policy: bool = False  # of an algorithm: it learns from stored rows, whoever collected them
     draws: str = "rows"  # of a sampler: single stored "rows", parts of the new "batch", or stored "slices"
-    keys: tuple[str, ...] = ()  # that it reads, and not every choice of its group: see `registry.part`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +94,8 @@ class Option:
 def option(default: Any, help: str, **limits: Any) -> Any:
     """Return a dataclass field with an `Option`. A list, dict or dataclass default is made anew per instance."""
     metadata = {_KEY: Option(help, **limits)}
-    if isinstance(default, type) or callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    if isinstance(default, list | dict):
-        fresh: Callable[[], Any] = default.copy
+    fresh = default.copy if isinstance(default, list | dict) else default
+    if callable(fresh):
         return dataclasses.field(default_factory=fresh, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -141,7 +136,8 @@ def leaves(schema: type) -> Mapping[str, Leaf]:
         if dataclasses.is_dataclass(hint):
             by, parts = field.metadata[_KEY].read_by, field.metadata[_KEY].parts
             own = {choice: leaves(part.options) for choice, part in parts.items()}
-            for key, leaf in sorted(leaves(cast(type, hint)).items(), key=lambda item: item[0] == "kwargs"):
+            everything = joined(tuple(part.options for part in parts.values())) if parts else cast(type, hint)
+            for key, leaf in sorted(leaves(everything).items(), key=lambda item: item[0] == "kwargs"):
                 having = tuple(choice for choice, keys in own.items() if key in keys)
                 some = {name: having} if parts.keys() - {*having, REGISTERED} else {}
                 meaning = dataclasses.replace(leaf.option, read_by={**some, **by, **leaf.option.read_by})
@@ -172,6 +168,54 @@ def parts_of(schema: type) -> dict[str, Mapping[str, Part]]:
     return {name: option.parts for name, option in options.items() if option.parts}
 
 
+# ---- options of one choice, and of all of them ----------------------------------------------------------------------
+class Derived:
+    """Dataclasses that are put together here, where pickle finds them by name."""
+
+
+def _derived(name: str, options: Iterable[tuple[str, Any, Any]], bases: tuple[type, ...]) -> type:
+    names = {"__module__": __name__, "__qualname__": f"Derived.{name}"}
+    setattr(Derived, name, made := dataclasses.make_dataclass(name, options, bases=bases, namespace=names))
+    return made
+
+
+@functools.cache
+def joined(choices: tuple[type, ...], names: frozenset[str] | None = None) -> type:
+    """Return a dataclass with all options of choices, or those named; it inherits from each that has no others."""
+    known = dict.fromkeys(x for choice in choices for x in reversed(choice.__mro__) if dataclasses.is_dataclass(x))
+    fields = {x: {field.name: field for field in dataclasses.fields(x)} for x in known}
+    homes = {name: x for x in known for name in fields[x] if names is None or name in names}
+    whole = [x for x in known if homes.keys() >= fields[x].keys()]
+    bases = tuple(x for x in reversed(whole) if not any(issubclass(y, x) for y in whole if y is not x))
+    rest = {name: x for name, x in homes.items() if not any(name in fields[y] for y in bases)}
+    if len(bases) == 1 and not rest:
+        return bases[0]
+    options = [(name, get_type_hints(x)[name], copy.copy(fields[x][name])) for name, x in rest.items()]
+    return _derived("And".join((*(x.__name__ for x in bases), *rest)), options, bases)
+
+
+@_once
+def of_all_choices(schema: type) -> type:
+    """Return a schema whose groups have the options of all their choices: one command may try several."""
+    every = {name: joined(tuple(part.options for part in parts.values())) for name, parts in parts_of(schema).items()}
+    said = {field.name: field.metadata for field in dataclasses.fields(schema)}
+    options = [(name, x, dataclasses.field(default_factory=x, metadata=said[name])) for name, x in every.items()]
+    return _derived(schema.__name__, options, (schema,))
+
+
+def as_choice(choice: type[T], options: Any, **changes: Any) -> T:
+    """Return options as a choice of the same group has them: what it shares with theirs, its defaults for the rest."""
+    names = (field.name for field in dataclasses.fields(cast(Any, choice)) if hasattr(options, field.name))
+    return choice(**{name: getattr(options, name) for name in names} | changes)
+
+
+def held(cfg: Any) -> dict[str, Leaf]:
+    """Return the keys of the choices that a configuration makes."""
+    own = {group: leaves(type(getattr(cfg, group))) for group in groups(type(cfg))}
+    split = ((key.partition("."), leaf) for key, leaf in leaves(type(cfg)).items())
+    return {leaf.key: leaf for (group, dot, name), leaf in split if not dot or name in own[group]}
+
+
 def doc(schema: type, group: str) -> str:
     """Return the first line of a group's docstring."""
     return (get_type_hints(schema)[group].__doc__ or "").strip().splitlines()[0]
@@ -192,9 +236,7 @@ def find(schema: type, key: str) -> Leaf | None:
 
 def value_at(cfg: Any, key: str) -> Any:
     """Return the value under a dotted key."""
-    for part in key.split("."):
-        cfg = getattr(cfg, part)
-    return cfg
+    return functools.reduce(getattr, key.split("."), cfg)
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}

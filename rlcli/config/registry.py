@@ -15,10 +15,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from rlcli.config.choices import CHOICES
+from rlcli.config.choices import BASES, CHOICES, USERS
 from rlcli.config.choices.learn import Config
-from rlcli.config.option import REGISTERED, Part, leaves
-from rlcli.config.problem import unknown
+from rlcli.config.option import Part, joined, leaves
+from rlcli.config.problem import did_you_mean, unknown
 from rlcli.errors import ConfigError, RlcliError, in_words, without_display
 
 # gymnasium's wrappers whose arguments are plain values; those that take functions, open windows, convert to
@@ -74,10 +74,9 @@ def _register(kind: str, name: str) -> Callable[[F], F]:
     def keep(builder: F) -> F:
         before = _users[kind].get(name, builder)
         if _home(before) != _home(builder):  # the same one is registered anew where its module is loaded anew
+            why = f"by {_home(before)} and by {_home(builder)}"
             raise ConfigError(
-                f"{kind} {name!r} is registered twice",
-                why=f"by {_home(before)} and by {_home(builder)}",
-                fix="Choose another name for one of them.",
+                f"{kind} {name!r} is registered twice", why=why, fix="Choose another name for one of them."
             )
         _users[kind][name] = builder
         return builder
@@ -216,33 +215,44 @@ def reading(group: str, *choices: str) -> tuple[str, ...]:
 
 
 def part(kind: str, name: str) -> Part:
-    """Return what a part says of itself: ours by our options, a user's by attributes `uses`, `off_policy` and `draws`.
+    """Return what a part says of itself: ours by our table, a user's by attributes `uses`, `off_policy` and `draws`.
 
-    A user's part reads what any registered one of its kind does as well. Its package is imported, ours are not. A name
-    that nobody has is taken for one that says nothing of itself.
+    A user's part has the options of any registered one of its kind as well. Its package is imported, ours are not. A
+    name that nobody has is taken for one that says nothing of itself.
     """
     group = GROUPS[kind]
-    if (ours := CHOICES[group].get(name)) is not None:
-        return ours._replace(keys=reading(group, name))
-    keys = reading(group, REGISTERED)
     if name not in users_names(kind):
-        return Part(keys=keys)
-    builder = find(kind, name)
+        return CHOICES[group].get(name, USERS[group])
+    builder, theirs = find(kind, name), USERS[group]
     own = {field: value for field in ("off_policy", "draws") if (value := getattr(builder, field, None)) is not None}
-    return Part(keys=(*keys, *uses(kind, name)), **own)
+    names = {*leaves(theirs.options), *(key.removeprefix(f"{group}.") for key in uses(kind, name))}
+    classes = (theirs.options, *(part.options for part in CHOICES[group].values()))
+    return theirs._replace(options=joined(classes, frozenset(names)), **own)
+
+
+def options_of(group: str, choice: str) -> type:
+    """Return the class of the options that a choice of a group has."""
+    kind = KIND_OF.get(group)
+    return (part(kind, choice) if kind else CHOICES[group].get(choice, USERS[group])).options
 
 
 def uses(kind: str, name: str) -> tuple[str, ...]:
-    """Return the keys that a user's part asks for by its attribute `uses`."""
-    return tuple(getattr(find(kind, name), "uses", None) or ())
+    """Return the keys that a part asks for by its attribute `uses`: none, of one of ours."""
+    if name not in users_names(kind):
+        return ()
+    builder = find(kind, name)
+    keys = getattr(builder, "uses", None) or ()
+    for key in (keys,) if isinstance(keys, str) else keys:
+        if key not in leaves(Config) or isinstance(keys, str):
+            fix = f"write uses = ({key!r},)" if key in leaves(Config) else did_you_mean(str(key), leaves(Config))
+            raise ConfigError(f"uses of {kind} {name!r} names no key: {keys!r}", where=_home(builder), fix=fix or None)
+    return tuple(keys)
 
 
 def arguments(kind: str, options: Any) -> dict[str, Any]:
     """Return the options and `kwargs` that the part chosen by a group, `cfg.sampler`, has beside what all have."""
-    group, keys = GROUPS[kind], part(kind, options.kind).keys
-    own = [key for key, leaf in leaves(Config).items() if key in keys and group in leaf.option.read_by]
-    names = [key.removeprefix(f"{group}.") for key in own if key.startswith(f"{group}.")]
-    return {name: getattr(options, name) for name in names} | options.kwargs
+    all_have = {*leaves(BASES[GROUPS[kind]])}
+    return {name: getattr(options, name) for name in leaves(type(options)) if name not in all_have} | options.kwargs
 
 
 def choices(schema: type, group: str) -> tuple[str, ...]:
@@ -281,11 +291,8 @@ def build(kind: str, name: str, face: type, /, *args: Any, **options: Any) -> An
     except BaseException as error:  # SystemExit too
         raise ConfigError(f"{group}={name} could not be built", where=f"{group}.kwargs", why=in_words(error)) from error
     if not isinstance(made, face):
-        raise ConfigError(
-            f"{group}={name} is no {kind}",
-            why=f"its builder gave {type(made).__name__}",
-            fix=f"Return a {face.__module__}.{face.__name__}.",
-        )
+        why, fix = f"its builder gave {type(made).__name__}", f"Return a {face.__module__}.{face.__name__}."
+        raise ConfigError(f"{group}={name} is no {kind}", why=why, fix=fix)
     return made
 
 
@@ -354,11 +361,8 @@ def import_package(name: str) -> None:
     except BaseException as error:  # SystemExit too
         absent = error.name if isinstance(error, ModuleNotFoundError) else None
         if absent is not None and (name == absent or name.startswith(absent + ".")):
-            raise ConfigError(
-                f"no package {name!r}",
-                where="--import",
-                fix="It is looked for in the working folder and among the installed packages.",
-            ) from None
+            fix = "It is looked for in the working folder and among the installed packages."
+            raise ConfigError(f"no package {name!r}", where="--import", fix=fix) from None
         raise ConfigError(
             f"the package {name!r} cannot be imported", where="--import", why=in_words(error),
             fix=without_display(error),

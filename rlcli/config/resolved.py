@@ -9,25 +9,25 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from rlcli.config import guard, registry
-from rlcli.config.option import Leaf, branches, find, groups, leaves, value_at
+from rlcli.config.choices import CHOICES
+from rlcli.config.option import Leaf, as_choice, branches, find, groups, held, leaves, of_all_choices, value_at
 from rlcli.config.problem import Problem, did_you_mean, raise_all
-from rlcli.config.schemas import VERBS, CollectConfig, of_others, read_by
+from rlcli.config.schemas import VERBS, CollectConfig, left_out, read_by
 from rlcli.errors import ConfigError
 
 _FLAGS_OF_RESUME = ("--help", "--force", "--import", "--recipe-dir", "--debug")
-C = TypeVar("C", bound=CollectConfig)
 Facts = Callable[[], Mapping[str, Any]]  # every key's value in the rest of a command, asked for where a word is unknown
 
 
 def to_dict(cfg: Any) -> dict[str, Any]:
     """Nested plain data of a configuration: the options of the choices that were made."""
     data = dataclasses.asdict(cfg)
-    for key in of_others(cfg):
+    for key in left_out(cfg):
         *path, name = key.split(".")
-        del reduce(dict.__getitem__, path, data)[name]
+        reduce(dict.__getitem__, path, data).pop(name, None)
     return data
 
 
@@ -54,11 +54,26 @@ def from_dict(
     raise_all([*problems, *(typed if problems or wrong is None else ())])
     if wrong is not None:
         wrong += typed
-    return as_object(node, "" if parsed else where)
+    cfg, known = as_object(node, "" if parsed else where), leaves(schema)
+    # what older runs keep of other choices, as it was before anybody changed it, is left out
+    kept = [key for key, value in flat(schema, data) if key not in known or value != known[key].default]
+    problems = [problem for key in kept for problem in of_another_choice(cfg, key, where)]
+    raise_all([*problems, *(problem for key, _ in parsed for problem in of_another_choice(cfg, key))])
+    return cfg
+
+
+def of_another_choice(cfg: Any, key: str, where: str = "") -> list[Problem]:
+    """Refuse a key that the choice made of its group does not have, and another has."""
+    schema, group = type(cfg), key.partition(".")[0]
+    leaf = find(schema, key) or next((x for name, x in leaves(schema).items() if name.startswith(f"{key}.")), None)
+    if leaf is None or leaf.key in held(cfg):
+        return []
+    fix = f"it is an option of {group}={' | '.join(leaf.option.read_by[group])}"
+    return [Problem(f"unknown key {key!r} with {group}={getattr(cfg, group).kind}", fix, where)]
 
 
 def as_object(node: Any, where: str = "") -> CollectConfig:
-    """Return a typed tree as dataclasses, its references replaced by what they name and checked anew."""
+    """Return a typed tree as dataclasses of the choices that it makes, its references replaced by what they name."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -67,14 +82,15 @@ def as_object(node: Any, where: str = "") -> CollectConfig:
     except (OmegaConfBaseException, RecursionError) as error:
         reason, key = " ".join(str(error).partition("\n")[0].split()), getattr(error, "full_key", None)
         raise ConfigError(f"{key} has no value: {reason}" if key else reason, where=where or None) from None
-    problems = guard.check_env_ids(cfg.env)
-    for key, leaf in leaves(type(cfg)).items():  # OmegaConf checks references to numbers and text alone
+    problems, (schema,) = guard.check_env_ids(cfg.env), type(cfg).__bases__
+    for key, leaf in leaves(schema).items():  # OmegaConf checks references to numbers and text alone
         if {get_origin(hint) for hint in (leaf.hint, *get_args(leaf.hint))} & {list, dict}:
             branch, _, name = key.rpartition(".")
             if OmegaConf.is_interpolation(OmegaConf.select(node, branch) if branch else node, name):
-                problems += check_type(type(cfg), key, value_at(cfg, key))
+                problems += check_type(schema, key, value_at(cfg, key))
     raise_all(problem._replace(where=where) for problem in problems)
-    return cfg
+    made = {group: registry.options_of(group, getattr(cfg, group).kind) for group in CHOICES if hasattr(cfg, group)}
+    return as_choice(schema, cfg, **{group: as_choice(choice, getattr(cfg, group)) for group, choice in made.items()})
 
 
 def assign(node: Any, schema: type, key: str, value: Any, where: str = "", *, merge: bool = False) -> list[Problem]:
@@ -129,7 +145,7 @@ def _at_defaults(schema: type) -> Any:
     from omegaconf import OmegaConf
 
     if schema not in _pickled:
-        _pickled[schema] = pickle.dumps(OmegaConf.structured(schema))
+        _pickled[schema] = pickle.dumps(OmegaConf.structured(of_all_choices(schema)))
     return pickle.loads(_pickled[schema])
 
 

@@ -1,22 +1,16 @@
-"""The whole configuration of each verb that runs a job, in the order of `--help`; and which of its keys are read.
-
-A group has the options of all its choices (`rlcli.config.choices`), since one command may try several; those of the
-choice that was made are read.
-"""
+"""The whole configuration of each verb that runs a job, in the order of `--help`; and which of its keys are read."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.choices.collect import AtariConfig as AtariConfig
 from rlcli.config.choices.collect import CollectConfig as CollectConfig
 from rlcli.config.choices.collect import DeviceConfig as DeviceConfig
-from rlcli.config.choices.collect import EnvConfig as EnvConfig
 from rlcli.config.choices.learn import Config as Config
-from rlcli.config.option import REGISTERED, Leaf, branches, find, groups, leaves, value_at
+from rlcli.config.option import REGISTERED, Leaf, branches, find, groups, held, leaves
 
 
 def is_off_policy(cfg: Config) -> bool:
@@ -30,8 +24,8 @@ def draws(cfg: Config) -> str:
 
 
 def remembers(cfg: CollectConfig) -> bool:
-    """Whether the policy is one of ours with a recurrent layer."""
-    return "policy.recurrent_size" in registry.part("policy", cfg.policy.kind).keys
+    """Whether the policy has a recurrent layer that rlcli knows of."""
+    return hasattr(cfg.policy, "recurrent_size")
 
 
 def convolves(cfg: CollectConfig) -> bool:
@@ -41,7 +35,7 @@ def convolves(cfg: CollectConfig) -> bool:
 
 def by_priority(cfg: Config) -> bool:
     """Whether errors say which stored rows are drawn."""
-    return "sampler.beta" in registry.part("sampler", cfg.sampler.kind).keys
+    return hasattr(cfg.sampler, "beta")
 
 
 VERBS: dict[str, type[Any]] = {"train": Config, "collect": CollectConfig}
@@ -53,15 +47,6 @@ def verbs_with(key: str) -> list[str]:
 
 
 # ---- which keys are read ------------------------------------------------------------------------------------------
-class Unread(NamedTuple):
-    """The reason why nothing reads an option: by whose choice, in words, those to use instead, if it is ours alone."""
-
-    by: str
-    where: str
-    instead: str
-    ours: bool  # a user's part may read what none of ours does
-
-
 def _made(schema: type) -> dict[str, str]:
     """Return what every command of a verb chooses: itself, and for what it builds of a group that it lacks."""
     verb = next(verb for verb, known in VERBS.items() if known is schema)
@@ -69,34 +54,42 @@ def _made(schema: type) -> dict[str, str]:
     return {"verb": verb, **({} if "loss" in groups(schema) else {"loss": next(iter(CHOICES["loss"]))})}
 
 
-def unread(cfg: Any) -> dict[str, Unread]:
-    """Every key that nothing reads."""
-    found, schema = {}, type(cfg)
-    chosen = {group: value_at(cfg, f"{group}.kind") for group in CHOICES if group in groups(schema)}
-    chosen["memory"] = cfg.memory.next_obs
-    own = {  # keys of users' parts
-        group: registry.part(kind, choice).keys
-        for group, choice in chosen.items()
-        if choice not in CHOICES[group] and (kind := registry.KIND_OF.get(group))
-    }
+def idle(cfg: Any) -> dict[str, tuple[str, str]]:
+    """Return every key that nothing reads: with its group and the choice that lacks it, or what else leaves it unread.
+
+    That is another group and its choice, or `verb` and the verb.
+    """
+    schema, own = type(cfg), held(cfg)
     made = _made(schema)
+    chosen = made | {group: getattr(cfg, group).kind for group in CHOICES if group in groups(schema)}
+    theirs = {by: kind for kind, by in registry.GROUPS.items() if by in chosen and chosen[by] not in CHOICES[by]}
+    read = {by: (*registry.uses(kind, chosen[by]), *registry.reading(by, REGISTERED)) for by, kind in theirs.items()}
+    found = {}
     for key, leaf in leaves(schema).items():
+        group = key.partition(".")[0]
+        if key not in own:
+            found[key] = (group, chosen[group])
+            continue
         for by, choices in leaf.option.read_by.items():
-            if (choice := chosen.get(by, made.get(by))) in choices or key in own.get(by, ()):
-                continue
-            if by in chosen:
-                instead = f"{by}={' | '.join(choices)}"
-                found[key] = Unread(by, f"with {by}={choice}", instead, choice in CHOICES[by])
-            else:
-                found[key] = Unread(by, f"for rlcli {made['verb']}", "", True)
-            break
+            if by != group and chosen.get(by) not in choices and key not in read.get(by, ()):
+                found[key] = (by, chosen[by]) if by in groups(schema) else ("verb", made["verb"])
+                break
     return found
 
 
-def of_others(cfg: Any) -> set[str]:
-    """Return the keys of choices of ours that were not made, or the branch that holds nothing else; and `sweep`."""
-    keys = {key for key, why in unread(cfg).items() if why.ours and not key.endswith(".kind")}
-    table = leaves(type(cfg))
+def in_words(by: str, choice: str) -> str:
+    """Return the reason why a key is idle, as it is said."""
+    return f"for rlcli {choice}" if by == "verb" else f"with {by}={choice}"
+
+
+def left_out(cfg: Any) -> set[str]:
+    """Return what is neither shown of a configuration nor kept, or the branch that holds nothing else.
+
+    Keys of other choices, those that are idle by one of ours (a user's part may read what none of ours does), `sweep`.
+    """
+    own, table, why = held(cfg), leaves(type(cfg)), idle(cfg)
+    keys = {key for key, (by, x) in why.items() if key not in own or by == "verb" or x in CHOICES[by]}
+    keys = {key for key in keys if not key.endswith(".kind")}
     keys |= {key for key in table if key.startswith("sweep.")}  # how several runs are run is no part of one
     whole = {b for b in branches(type(cfg)) if keys.issuperset(key for key in table if key.startswith(f"{b}."))}
     return {key for key in keys | whole if not any(key.startswith(f"{branch}.") for branch in whole)}

@@ -10,19 +10,21 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 from importlib.util import find_spec
 from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.choices import CHOICES
+from rlcli.config.choices.collect import GymOptions, MultiAsyncOptions, MultiSyncOptions
+from rlcli.config.choices.learn import TensorOptions
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
-from rlcli.config.option import groups, leaves, value_at
+from rlcli.config.option import as_choice, groups, held, value_at
 from rlcli.config.problem import Problem, did_you_mean, raise_all, spell, unknown
 from rlcli.config.registry import choices
-from rlcli.config.resolved import from_dict
-from rlcli.config.schemas import CollectConfig, Config, is_off_policy, unread
+from rlcli.config.resolved import from_dict, of_another_choice
+from rlcli.config.schemas import CollectConfig, Config, idle, in_words, is_off_policy
 from rlcli.config.validate_learning import check_learning, check_recurrence
 from rlcli.config.words import key_of
 
@@ -36,14 +38,14 @@ _FROM_WEIGHTS = (
 def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collection[str] = ()) -> list[Problem]:
     """Return all problems of a typed configuration: values out of range, then options that do not fit together.
 
-    `typed`: keys that the command line set: those that nothing reads are refused. By default all whose value is not
-    their default.
+    `typed`: keys that the command line set: those of other choices are refused, and those that nothing reads. By
+    default those whose value is not their default.
     `undecided`: keys that were given what cannot be used, `"storage.kind"`, and hold their defaults in `cfg`: nothing
     is said that follows from those, or from values out of range. `"recipe"` stands for every key.
     """
     schema = type(cfg)
     outside = {}
-    for key, leaf in leaves(schema).items():
+    for key, leaf in held(cfg).items():
         value, group = value_at(cfg, key), key.removesuffix(".kind")
         if group != key and (known := choices(schema, group)):
             if value not in known:
@@ -59,11 +61,7 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
         if any(key.startswith(f"{group}.") for key in undecided):
             continue
         options, kind = getattr(cfg, group), registry.KIND_OF.get(group)
-        if group not in CHOICES:
-            found += options.problems()
-        elif options.kind in CHOICES[group]:
-            chosen = CHOICES[group][options.kind].options
-            found += chosen(**{field.name: getattr(options, field.name) for field in fields(chosen)}).problems()
+        found += options.problems()
         if kind and options.kwargs and options.kind not in registry.users_names(kind):
             what = f"{group}.kwargs has no meaning with {group}={options.kind}"
             found.append(Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered"))
@@ -75,20 +73,23 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
 
 def _without_meaning(cfg: Any, typed: Collection[str] | None, undecided: Collection[str]) -> Iterator[Problem]:
     """Refuse what was typed, or (None) changed, and nothing reads; not where it is `undecided` what reads it."""
-    table = leaves(type(cfg))
-    for key, why in unread(cfg).items():
-        if f"{why.by}.kind" in undecided or (why.by == "memory" and "memory.next_obs" in undecided):
+    table = held(cfg)
+    for key in typed or ():
+        if f"{key.partition('.')[0]}.kind" not in undecided:
+            yield from of_another_choice(cfg, key)
+    for key, (by, choice) in idle(cfg).items():
+        if key not in table or f"{by}.kind" in undecided:
             continue
         group, value, whole = key.removesuffix(".kind"), value_at(cfg, key), key.rpartition(".")[0]
         changed = value != table[key].default
         if (
             changed if typed is None else key in typed or (group != key and group in typed)
-            # a sweep may go over mappings: env.atari={noop_max:1},{noop_max:2}
+            # a sweep may go over mappings: run={keep:2},{keep:3}
             or (changed and "." in whole and whole in typed)
         ):  # fmt: skip
             name = key if group == key else f"{group}={value}"
-            fix = f"use {why.instead}, or leave it out" if why.instead else "leave it out"
-            yield Problem(f"{name} has no meaning {why.where}", fix)
+            instead = "" if by == "verb" else f"use {by}={' | '.join(table[key].option.read_by[by])}, or "
+            yield Problem(f"{name} has no meaning {in_words(by, choice)}", f"{instead}leave it out")
 
 
 def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], where: str) -> CollectConfig:
@@ -126,31 +127,30 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
     if c.trajs_per_batch and not c.track_traj_ids:
         yield Problem("collector.trajs_per_batch needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
     if c.trajs_per_batch and c.set_truncated and not c.reset_at_each_iter:
-        yield Problem(
-            "collector.set_truncated ends every trajectory with its batch, collector.trajs_per_batch wants whole ones",
-            "give one of them, or collector.reset_at_each_iter=true as well",
-        )
+        what = "collector.set_truncated ends trajectories with their batch, collector.trajs_per_batch wants whole ones"
+        yield Problem(what, "give one of them, or collector.reset_at_each_iter=true as well")
     if c.split_trajs and not c.track_traj_ids:
         yield Problem("collector.split_trajs needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
 
 
 def check_workers(cfg: Any) -> Iterator[Problem]:
     c, env = cfg.collector, cfg.env
+    apart = isinstance(env, GymOptions) and bool(env.workers or env.mode == "parallel")
     if c.kind == "sync":
-        if c.on_worker_error == "restart" and not (env.workers or env.mode == "parallel"):
+        if c.on_worker_error == "restart" and not apart:
             what = "collector.on_worker_error=restart is for worker processes, and there are none"
             yield Problem(what, "use env.mode=parallel, or collector=multi_sync")
-        if c.on_worker_error == "restart" and env.caller_steps == "true":
-            yield Problem(
-                "env.caller_steps=true and collector.on_worker_error=restart contradict each other: what this process "
-                "steps itself cannot be replaced",
-                "leave out one of them",
+        elif c.on_worker_error == "restart" and env.caller_steps == "true":
+            what = (
+                "collector.on_worker_error=restart cannot replace this process, and env.caller_steps=true has it step"
             )
+            yield Problem(what, "leave out one of them")
         return
-    if isinstance(c.num_workers, int) and c.num_workers > env.num:
-        what = f"collector.num_workers={c.num_workers} are more than there are envs"
+    workers = as_choice(MultiAsyncOptions, c).num_workers
+    if isinstance(workers, int) and workers > env.num:
+        what = f"collector.num_workers={workers} are more than there are envs"
         yield Problem(what, f"use collector.num_workers={env.num} at most")
-    if env.workers or env.mode == "parallel":
+    if apart:
         name = "env.workers" if env.workers else "env.mode=parallel"
         what = f"{name} steps the envs of one process, and each worker of collector={c.kind} steps its own"
         yield Problem(what, "give one of them")
@@ -163,7 +163,7 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
     for name in [*scales, *(f"env.transforms={name}" for name in listed if name in ("RunningNorm", "RewardNorm"))]:
         what = f"{name} keeps statistics in one process, and each worker would have its own"
         yield Problem(what, "use collector=sync, with env.workers for slow envs")
-    if c.preemptive_threshold is not None:
+    if isinstance(c, MultiSyncOptions) and c.preemptive_threshold is not None:
         yield from _check_preemption(cfg)
     if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
         yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
@@ -177,9 +177,9 @@ def _check_preemption(cfg: Any) -> Iterator[Problem]:
         yield Problem("rlcli collect writes equally many steps of all envs, and preempted workers take fewer",
                       "leave out collector.preemptive_threshold")  # fmt: skip
         return
-    if cfg.collector.num_workers == 1:
+    if as_choice(MultiSyncOptions, cfg.collector).num_workers == 1:
         yield Problem("collector.preemptive_threshold has no meaning for one worker", "use two at least")
-    if cfg.storage.ndim > 1:
+    if isinstance(cfg.storage, TensorOptions) and cfg.storage.ndim > 1:
         yield Problem(f"storage.ndim={cfg.storage.ndim} needs equally many steps of all envs; preempted workers differ",
                       "use storage.ndim=1")  # fmt: skip
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from rlcli.config import installed, registry
+from rlcli.config.choices import collect, learn
+from rlcli.config.option import as_choice
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config, by_priority, convolves, draws, is_off_policy, remembers
 
@@ -21,39 +23,37 @@ def check_learning(cfg: Any) -> Iterator[Problem]:
         yield from _policy_gradient(cfg)
     yield from _slices(cfg)
     if (path := cfg.storage.init_from) is not None and not is_off_policy(cfg):
-        yield Problem(
-            f"storage.init_from has no meaning with loss={cfg.loss.kind}, which learns only from what its own policies "
-            "have just collected",
-            "leave it out, or use loss=dqn | sac",
-        )
+        what = f"storage.init_from has no meaning with loss={cfg.loss.kind}, which learns from its own new frames alone"
+        yield Problem(what, "leave it out, or use loss=dqn | sac")
     elif path is not None and not os.path.isdir(path):
         yield Problem(f"storage.init_from={path} is no folder", "rlcli ls runs lists runs", only_here=True)
-    if cfg.memory.frame_stack != "auto" and (cfg.env.frame_stack or 1) < 2:
+    if (
+        isinstance(cfg.memory, collect.ExactOptions)
+        and cfg.memory.frame_stack != "auto"
+        and (cfg.env.frame_stack or 1) < 2
+    ):
         what = "memory.frame_stack has no meaning with env.frame_stack=null: there are no stacks"
         yield Problem(what, "leave it out")
 
 
 def _off_policy(cfg: Config) -> Iterator[Problem]:
-    kind, c = cfg.loss.kind, cfg.collector
+    kind, c, policy = cfg.loss.kind, cfg.collector, cfg.policy
     if cfg.memory.next_obs == "compact":
         yield Problem(f"loss={kind} needs every next observation, and memory=compact stores none", "use memory=exact")
-    if kind in ("dqn", "sac") and cfg.policy.distribution not in ("auto", "tanh_normal" if kind == "sac" else "auto"):
-        only = " draws from tanh_normal" if kind == "sac" else " chooses by value"
-        yield Problem(
-            f"policy.distribution={cfg.policy.distribution} has no meaning: loss={kind}{only}", "leave it out"
-        )
+    if isinstance(policy, collect.NetworkOptions) and kind in ("dqn", "sac"):
+        if policy.distribution not in ("auto", "tanh_normal" if kind == "sac" else "auto"):
+            only = " draws from tanh_normal" if kind == "sac" else " chooses by value"
+            what = f"policy.distribution={policy.distribution} has no meaning: loss={kind}{only}"
+            yield Problem(what, "leave it out")
+        if kind == "dqn" and policy.eps_end > policy.eps_init:
+            what = f"policy.eps_end={policy.eps_end} is more than policy.eps_init={policy.eps_init}"
+            yield Problem(what, "epsilon falls: use policy.eps_end <= policy.eps_init")
     for name in ("split_trajs", "trajs_per_batch"):
         if getattr(c, name):
             yield Problem(f"collector.{name} has no meaning with loss={kind}, which learns from rows", "leave it out")
     if c.init_random_frames >= cfg.total_frames and cfg.storage.init_from is None:
-        yield Problem(
-            f"collector.init_random_frames={c.init_random_frames} leaves nothing of total_frames={cfg.total_frames} "
-            "to learn in",
-            f"use collector.init_random_frames < {cfg.total_frames}",
-        )
-    if kind == "dqn" and cfg.policy.eps_end > cfg.policy.eps_init:
-        what = f"policy.eps_end={cfg.policy.eps_end} is more than policy.eps_init={cfg.policy.eps_init}"
-        yield Problem(what, "epsilon falls: use policy.eps_end <= policy.eps_init")
+        what = f"collector.init_random_frames={c.init_random_frames} leaves nothing of total_frames={cfg.total_frames}"
+        yield Problem(what, f"use collector.init_random_frames < {cfg.total_frames}")
     if cfg.storage.kind == "none":
         yield Problem(f"loss={kind} learns from a replay buffer, and storage=none has none", "use storage=tensor")
     yield from _room(cfg)
@@ -77,17 +77,16 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
     v, rows, batch = cfg.value, cfg.collector.frames_per_batch, cfg.sampler.batch_size
     if v.backend == "triton" and _without_gpu(cfg):
         yield Problem("value.backend=triton runs on a GPU", "use value.backend=auto, or device=cuda")
-    if cfg.loss.kind == "reinforce" and not cfg.loss.baseline:
+    if isinstance(cfg.loss, learn.ReinforceOptions) and not cfg.loss.baseline:
         if v.kind != "td1":
-            yield Problem(
-                f"loss.baseline=false learns from whole returns, and value={v.kind} gives others", "use value=td1"
-            )
+            what = f"loss.baseline=false learns from whole returns, and value={v.kind} gives others"
+            yield Problem(what, "use value=td1")
         acting = {"shifted": v.shifted, "normaliser": v.normaliser != "none", "two_calls": v.two_calls,
                   "num_chunks": v.num_chunks, "value_chunk_size": v.value_chunk_size,
                   "compute_dtype": v.compute_dtype != "float32"}  # fmt: skip
         for name in (name for name, given in acting.items() if given):
             yield Problem(f"value.{name} acts on a value net, and loss.baseline=false has none", "leave it out")
-        if cfg.policy.shared:
+        if isinstance(cfg.policy, collect.NetworkOptions) and cfg.policy.shared:
             yield Problem("policy.shared has no meaning with loss.baseline=false", "leave it out")
     if batch > rows and draws(cfg) == "batch" and not cfg.collector.trajs_per_batch:
         what = f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds"
@@ -108,21 +107,17 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
 
 def check_recurrence(cfg: Any) -> Iterator[Problem]:
     """A recurrent policy: who shares its trunk, and what runs it over sequences."""
-    if not remembers(cfg):
-        return
     policy = cfg.policy
+    if not isinstance(policy, collect.RecurrentOptions):
+        return
     if policy.shared is False and not (isinstance(cfg, Config) and is_off_policy(cfg)):  # they do not read it
-        yield Problem(
-            f"policy.shared=false has no meaning with policy={policy.kind}: a critic with a state of its own is not "
-            "stepped while frames are collected",
-            "leave it out",
-        )
+        what = f"policy.shared=false has no meaning with policy={policy.kind}: a collector steps no state of a critic"
+        yield Problem(what, "leave it out")
     if not isinstance(cfg, Config):
         return  # one step of the policy is the same with all backends
     if policy.recurrent_backend == "triton" and _without_gpu(cfg):
-        yield Problem(
-            "policy.recurrent_backend=triton runs on a GPU", "use policy.recurrent_backend=auto, or device=cuda"
-        )
+        what = "policy.recurrent_backend=triton runs on a GPU"
+        yield Problem(what, "use policy.recurrent_backend=auto, or device=cuda")
     device, said = _learns_on(cfg)
     if policy.recurrent_backend == "cpu" and device.startswith(("cuda", "mps")):
         what = f"policy.recurrent_backend=cpu does not run on {said}"
@@ -132,14 +127,13 @@ def check_recurrence(cfg: Any) -> Iterator[Problem]:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
     """Single rows, or slices where the policy remembers."""
-    kind, policy, sampler = cfg.loss.kind, cfg.policy.kind, cfg.sampler.kind
+    loss, kind, policy, sampler = cfg.loss, cfg.loss.kind, cfg.policy.kind, cfg.sampler.kind
     drawn, users = draws(cfg), policy in registry.users_names("policy")
     along = remembers(cfg) and kind != "sac"
     instead = f"use sampler={'slice' if along else 'random'} or sampler=prioritized{'_slice' * along}"
     if remembers(cfg) and kind == "sac":
-        yield Problem(
-            f"policy={policy} is recurrent, and loss=sac has no recurrent networks", "use loss=dqn, or policy=mlp"
-        )
+        what = f"policy={policy} is recurrent, and loss=sac has no recurrent networks"
+        yield Problem(what, "use loss=dqn, or policy=mlp")
     elif drawn == "batch":
         yield Problem(f"loss={kind} draws rows of a storage, and sampler={sampler} cuts one batch", instead)
     elif along and drawn == "rows":
@@ -148,10 +142,8 @@ def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
         yield Problem(f"loss={kind} learns from single rows with policy={policy}", instead)
     if drawn == "slices" and not cfg.collector.track_traj_ids:
         yield Problem(f"sampler={sampler} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
-    if cfg.loss.start_state != "stored" and not (remembers(cfg) or users):
-        yield Problem(
-            f"loss.start_state={cfg.loss.start_state} is of a state that policy={policy} lacks", "leave it out"
-        )
+    if isinstance(loss, learn.DQNOptions) and loss.start_state != "stored" and not (remembers(cfg) or users):
+        yield Problem(f"loss.start_state={loss.start_state} is of a state that policy={policy} lacks", "leave it out")
 
 
 def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
@@ -167,60 +159,51 @@ def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
             yield Problem(f"collector.{name} has no meaning with {by}, which cuts stored rows", "leave it out")
     if not c.track_traj_ids:
         yield Problem(f"{by} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
-    if cfg.loss.clip_value is not None:
+    if isinstance(cfg.loss, learn.ActorCriticOptions) and cfg.loss.clip_value is not None:
         what = f"loss.clip_value has no meaning with {by}: the values of a sample are computed when it is drawn"
         yield Problem(what, "leave it out")
-    if not cfg.loss.baseline:
+    if isinstance(cfg.loss, learn.ReinforceOptions) and not cfg.loss.baseline:
         what = "loss.baseline=false sums the rewards of whole trajectories, and a slice ends before its trajectory"
         yield Problem(what, "use loss.baseline=true, or sampler=minibatch")
 
 
 def _slices(cfg: Config) -> Iterator[Problem]:
     """Slices: how long, and who learns from them."""
-    s = cfg.sampler
-    if "sampler.slice_len" not in registry.part("sampler", s.kind).keys:
-        return
+    s, storage = as_choice(learn.StoredSliceOptions, cfg.sampler), cfg.storage
     if draws(cfg) == "batch":
         if s.slice_len is not None and not is_off_policy(cfg):
-            yield from _slices_of_batches(cfg)
+            yield from _slices_of_batches(cfg, s.slice_len)
         return
     if s.burn_in and not is_off_policy(cfg):
         what = f"sampler.burn_in has no meaning with loss={cfg.loss.kind}, which begins slices from their stored states"
         yield Problem(what, "leave it out, or use loss=dqn")
-    if cfg.storage.kind != "none" and (s.slice_len or s.num_slices):
-        length, rows = s.slice_len or s.batch_size // (s.num_slices or 1), cfg.storage.max_size
-        steps = rows // cfg.env.num if cfg.storage.ndim == 2 else rows
+    if isinstance(storage, learn.TensorOptions) and (s.slice_len or s.num_slices):
+        length = s.slice_len or s.batch_size // (s.num_slices or 1)
+        steps = storage.max_size // cfg.env.num if storage.ndim == 2 else storage.max_size
         if length > steps:
             what = f"a slice of {length} rows is longer than the {steps} rows of an env that the storage holds"
             yield Problem(what, "use a shorter sampler.slice_len or a larger storage.max_size")
         elif s.burn_in and length + s.burn_in > steps:
-            yield Problem(
-                f"sampler.burn_in={s.burn_in} and a slice of {length} rows are more than the {steps} rows of an env "
-                "that the storage holds",
-                f"use sampler.burn_in <= {steps - length}, or a larger storage.max_size",
-            )
+            what = f"sampler.burn_in={s.burn_in} and a slice of {length} rows are more than the {steps} rows of an env"
+            yield Problem(what, f"use sampler.burn_in <= {steps - length}, or a larger storage.max_size")
 
 
-def _slices_of_batches(cfg: Config) -> Iterator[Problem]:
+def _slices_of_batches(cfg: Config, length: int) -> Iterator[Problem]:
     """Slices that minibatches are made of, which begin from stored states."""
-    length, stride = cast(int, cfg.sampler.slice_len), cfg.memory.recurrent_state_stride
+    stride = cfg.memory.recurrent_state_stride
     if not remembers(cfg) and cfg.policy.kind not in registry.users_names("policy"):
-        yield Problem(
-            f"sampler.slice_len has no meaning with sampler={cfg.sampler.kind} and policy={cfg.policy.kind}, which "
-            "learns from single rows",
-            "use policy=gru | lstm, or sampler=slice with a storage, or sampler.slice_len=null",
-        )
+        with_ = f"with sampler={cfg.sampler.kind} and policy={cfg.policy.kind}, which learns from single rows"
+        fix = "use policy=gru | lstm, or sampler=slice with a storage, or sampler.slice_len=null"
+        yield Problem(f"sampler.slice_len has no meaning {with_}", fix)
     elif isinstance(stride, int) and length % stride:
-        yield Problem(
-            f"slices of sampler.slice_len={length} begin from stored states, and "
-            f"memory.recurrent_state_stride={stride} keeps none there",
-            f"use memory.recurrent_state_stride=auto, or sampler.slice_len={max(1, length // stride) * stride}",
-        )
+        what = f"slices of sampler.slice_len={length} begin from states, and memory.recurrent_state_stride={stride}"
+        fix = f"use memory.recurrent_state_stride=auto, or sampler.slice_len={max(1, length // stride) * stride}"
+        yield Problem(f"{what} keeps none there", fix)
 
 
 def _room(cfg: Config) -> Iterator[Problem]:
     """A storage that holds a batch."""
-    frames, rows = cfg.collector.frames_per_batch, cfg.storage.max_size
-    if cfg.storage.kind != "none" and rows < frames:
-        what = f"storage.max_size={rows} is less than collector.frames_per_batch={frames}"
+    frames, storage = cfg.collector.frames_per_batch, cfg.storage
+    if isinstance(storage, learn.TensorOptions) and storage.max_size < frames:
+        what = f"storage.max_size={storage.max_size} is less than collector.frames_per_batch={frames}"
         yield Problem(what, f"use storage.max_size >= {frames}")

@@ -10,7 +10,7 @@ from face import Config, Recurrence, Rows, Update, refused
 
 from rlcli.build.collector import state_stride
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from rlcli.config.choices.collect import CollectorConfig, MemoryConfig
+from rlcli.config.choices.collect import BatchOptions, ExactOptions
 from rlcli.data.collected.batches import batch_of, layout_of, tensors_of
 from rlcli.data.files.state import flatten, restore
 from rlcli.data.next_obs import concat, move
@@ -249,6 +249,6 @@ def test_a_frame_of_a_gru_of_128_units_takes_a_tenth_of_the_bytes_of_torchrl(kee
 
 @pytest.mark.parametrize("cut", [{}, {"trajs_per_batch": 3}, {"split_trajs": True}], ids=["batches", "whole", "split"])
 def test_a_run_on_batches_keeps_first_rows_alone_unless_asked(cut):
-    cfg = Config(collector=CollectorConfig(frames_per_batch=96, **cut))
+    cfg = Config(collector=BatchOptions(frames_per_batch=96, **cut))
     assert state_stride(cfg) == 96
-    assert state_stride(dataclasses.replace(cfg, memory=MemoryConfig(recurrent_state_stride=5))) == 5
+    assert state_stride(dataclasses.replace(cfg, memory=ExactOptions(recurrent_state_stride=5))) == 5

@@ -8,7 +8,8 @@ import pytest
 from face import configure, leaves, main, refused
 
 from rlcli.config import registry
-from rlcli.config.schemas import read_with, unread
+from rlcli.config.option import held
+from rlcli.config.schemas import read_with
 from rlcli.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -82,10 +83,10 @@ def test_what_a_part_uses_is_read_and_what_it_does_not_is_refused(added):
     added("damped")
     added("newest")
     cfg = configure("train", ["value=damped", "value.lmbda=0.5"])
-    assert "value.lmbda" not in unread(cfg) and "value.rho_thresh" in unread(cfg)
-    with pytest.raises(ConfigError, match=r"value\.rho_thresh has no meaning with value=damped; use value=vtrace"):
+    assert cfg.value.lmbda == 0.5 and "value.lmbda" in held(cfg) and "value.rho_thresh" not in held(cfg)
+    with pytest.raises(ConfigError, match=r"'value\.rho_thresh' with value=damped; it is an option of value=vtrace"):
         configure("train", ["value=damped", "value.rho_thresh=2"])
-    with pytest.raises(ConfigError, match=r"sampler\.alpha has no meaning with sampler=newest; use sampler=prior"):
+    with pytest.raises(ConfigError, match=r"'sampler\.alpha' with sampler=newest; it is an option of sampler=prior"):
         configure("train", ["loss=dqn", "storage=tensor", "sampler=newest", "sampler.alpha=0.5"])
     assert read_with(type(cfg), leaves(type(cfg))["storage.max_size"]) == "not with storage=none"
 

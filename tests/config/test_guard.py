@@ -184,7 +184,10 @@ def test_a_text_with_parentheses_is_a_text(trap):
     swept = compose.plan("train", ["recipe=copy", "run.dir=null"], multirun=True).sweep
     assert [item.values for item in swept if item.key == "env.kwargs.y"] == [("a (b)", "c)")]
     assert from_dict("train", {"run": {"dir": "a (copy)"}}).run.dir == "a (copy)"
-    assert from_dict("train", {}, ['storage.scratch_dir="a (copy)"']).storage.scratch_dir == "a (copy)"
+    assert (
+        from_dict("train", {"storage": {"kind": "memmap"}}, ['storage.scratch_dir="a (copy)"']).storage.scratch_dir
+        == "a (copy)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,9 @@ def test_a_mistake_in_a_recipe_is_a_sentence(text, words, tmp_path):
 
 
 def test_whole_numbers_of_a_recipe_may_be_written_with_an_exponent(tmp_path):
-    write(tmp_path, "long", "total_frames: 1e5\nstorage: {max_size: 2e4}\npolicy: {hidden: [6.4e1]}\nseed: 1_000\n")
+    write(tmp_path, "long", "total_frames: 1e5\nenv: {num: 2e1}\npolicy: {hidden: [6.4e1]}\nseed: 1_000\n")
     cfg = configure("train", ["recipe=long"], [tmp_path])
-    assert repr((cfg.total_frames, cfg.storage.max_size, cfg.policy.hidden, cfg.seed)) == "(100000, 20000, [64], 1000)"
+    assert repr((cfg.total_frames, cfg.env.num, cfg.policy.hidden, cfg.seed)) == "(100000, 20, [64], 1000)"
 
 
 def test_a_recipe_of_another_verb_says_so():

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 import torch
-from face import configure, find_recipes, refusals, refused
+from face import configure, find_recipes, from_dict, leaves, refusals, refused
 
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES
@@ -34,15 +34,15 @@ OURS = [
 def test_a_part_of_ours_is_what_the_table_says_of_it(kind, name):
     """It is there, says of itself what the table does, and takes the options of its group that it is said to use."""
     part, said = registry.find(kind, name), registry.part(kind, name)
-    assert set(getattr(part, "uses", ())) <= set(said.keys)
+    group = registry.GROUPS[kind]
+    assert set(getattr(part, "uses", ())) <= set(registry.reading(group, name))
     for field in ("off_policy", "draws"):
         assert getattr(part, field, getattr(said, field)) == getattr(said, field)
     if kind in ("estimator", "sampler", "storage"):
-        group = registry.GROUPS[kind]
         some_have = {key for other in CHOICES[group] for key in registry.reading(group, other)}
         some_have -= {"storage.codes", "memory.frame_stack", "sampler.beta_frames"}  # the buffer's, and the loop's
         taken = {f"{group}.{parameter}" for parameter in inspect.signature(part).parameters}
-        assert taken & some_have == set(said.keys) & some_have
+        assert taken & some_have == {f"{group}.{option}" for option in leaves(said.options)} & some_have
 
 
 @pytest.mark.parametrize("name", sorted(CHOICES["optim"]))
@@ -169,5 +169,29 @@ def test_a_part_may_name_arguments_of_its_own_among_what_it_uses():
     class Mine:
         uses = ("sampler.alpha", "sampler.kwargs")
 
-    chosen = types.SimpleNamespace(kind="mine", alpha=0.3, beta=0.7, kwargs={"nearest": 2})
+    chosen = from_dict("train", {"sampler": {"kind": "mine", "alpha": 0.3, "kwargs": {"nearest": 2}}}).sampler
     assert registry.arguments("sampler", chosen) == {"alpha": 0.3, "nearest": 2}
+    assert from_dict("train", {"sampler": {"kind": "mine"}}).sampler.alpha == 0.6 and not hasattr(chosen, "beta")
+
+
+def test_a_part_that_uses_all_options_of_a_choice_has_its_checks():
+    @registry.register_sampler("mine")
+    class Mine:
+        uses = registry.reading("sampler", "slice")
+
+    made = {"kind": "mine", "slice_len": 5}
+    (problem, *_) = from_dict("train", {"sampler": made}).sampler.problems()
+    assert "is no multiple of sampler.slice_len=5" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("uses", "words"),
+    [
+        (("loss.tua",), r"names no key: \('loss\.tua',\) .* did you mean loss\.tau"),
+        ("loss.tau", r"names no key: 'loss\.tau' .* write uses = \('loss\.tau',\)"),
+    ],
+)
+def test_what_a_part_uses_are_keys(uses, words):
+    registry.register_algorithm("mine")(types.SimpleNamespace(uses=uses))
+    with pytest.raises(ConfigError, match=f"uses of algorithm 'mine' {words}"):
+        from_dict("train", {"loss": {"kind": "mine"}})

@@ -52,7 +52,7 @@ def test_overrides_change_what_was_saved():
 
 def test_a_mapping_of_keys_changes_those_that_it_names():
     saved = through_json(Config())
-    cfg = from_dict("train", saved, ["run={keep:4}", "env.atari={noop_max:3}"])
+    cfg = from_dict("train", saved | {"env": {"kind": "atari"}}, ["run={keep:4}", "env.atari={noop_max:3}"])
     assert (cfg.run.keep, cfg.run.eval_episodes, cfg.env.atari.noop_max) == (4, 20, 3)
 
 
@@ -138,5 +138,10 @@ def test_options_of_choices_that_were_not_made_are_not_kept_and_those_of_older_r
     data = through_json(configure("train", ["loss=dqn"]))
     assert "tau" in data["loss"] and "clip_epsilon" not in data["loss"] and "atari" not in data["env"]
     assert set(data["value"]) == {"kind", "gamma", "kwargs"}  # an estimator can be chosen, and nothing reads it
-    older = data | {"loss": data["loss"] | {"clip_epsilon": 0.3}, "env": data["env"] | {"atari": {"noop_max": 3}}}
+    older = data | {"loss": data["loss"] | {"clip_epsilon": 0.2}, "env": data["env"] | {"atari": {"noop_max": 30}}}
     assert through_json(from_dict("train", older)) == data
+    older["loss"]["clip_epsilon"] = 0.3
+    with pytest.raises(ConfigError) as refusal:
+        from_dict("train", older, where="config.json")
+    said = "config.json: unknown key 'loss.clip_epsilon' with loss=dqn; it is an option of loss=ppo_clip"
+    assert str(refusal.value) == said

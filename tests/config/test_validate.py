@@ -15,14 +15,14 @@ def texts(cfg) -> list[str]:
 
 def changed(**values):
     """The default configuration with dotted keys changed; `__` stands for the dot."""
-    cfg = Config()
+    data: dict = {}
     for key, value in values.items():
         *path, name = key.split("__")
-        node = cfg
+        node = data
         for part in path:
-            node = getattr(node, part)
-        setattr(node, name, value)
-    return cfg
+            node = node.setdefault(part, {})
+        node[name] = value
+    return from_dict("train", data)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,6 @@ def test_what_is_collected_can_be_collected_again(kind):
         ({"policy__kind": "random"}, ("no weights to train", "collect")),
         ({"policy__kind": "checkpoint"}, ("policy.path", "rlcli ls")),
         ({"policy__kind": "checkpoint", "policy__path": "/nowhere"}, ("/nowhere does not exist",)),
-        ({"policy__path": "."}, ("policy=auto", "policy=checkpoint")),
         ({"policy__kind": "mpl"}, ("unknown policy 'mpl'", "mlp", "--import")),
         ({"policy__kwargs": {"a": 1}}, ("policy.kwargs", "registered")),
         ({"policy__hidden": [64, 0]}, ("policy.hidden", ">= 1")),
@@ -79,23 +78,22 @@ def test_what_is_collected_can_be_collected_again(kind):
             ("preemptive_threshold has no meaning for one worker", "two at least"),
         ),
         (
-            {"collector__kind": "multi_sync", "collector__preemptive_threshold": 0.5, "storage__ndim": 2},
+            {
+                "collector__kind": "multi_sync",
+                "collector__preemptive_threshold": 0.5,
+                "storage__kind": "tensor",
+                "storage__ndim": 2,
+            },
             ("storage.ndim=2 needs equally many steps of all envs", "storage.ndim=1"),
-        ),
-        (
-            {"collector__preemptive_threshold": 0.5},
-            ("collector.preemptive_threshold has no meaning with", "multi_sync"),
         ),
         ({"collector__trajs_per_batch": 2, "collector__track_traj_ids": False}, ("track_traj_ids=true",)),
         ({"collector__trajs_per_batch": 2, "collector__set_truncated": True}, ("reset_at_each_iter=true",)),
         ({"collector__split_trajs": True, "collector__track_traj_ids": False}, ("split_trajs", "track_traj_ids=true")),
         ({"collector__deliver_leftovers": True}, ("deliver_leftovers needs", "trajs_per_batch")),
-        ({"memory__fill_value": 0.0}, ("memory.fill_value has no meaning with memory=exact", "memory=compact")),
         (
             {"memory__fill_value": 0.0, "memory__kind": "compact", "memory__next_obs": "compact"},
             ("memory.fill_value has no meaning for rlcli train",),
         ),
-        ({"storage__codes": False}, ("storage.codes has no meaning with storage=none",)),
         ({"memory__frame_stack": "whole"}, ("memory.frame_stack has no meaning with storage=none",)),
         (
             {"memory__frame_stack": "whole", "loss__kind": "dqn", "storage__kind": "tensor", "sampler__kind": "random"},
@@ -108,7 +106,6 @@ def test_what_is_collected_can_be_collected_again(kind):
         ({"optim__lr": float("inf")}, ("optim.lr is inf", "> 0")),
         ({"optim__lr": 0.0}, ("optim.lr is 0.0", "> 0")),
         ({"optim__betas": [0.9]}, ("pair",)),
-        ({"optim__momentum": 0.9}, ("optim.momentum", "optim=adam")),
         ({"policy__kind": "checkpoint", "policy__path": "."}, ("policy=checkpoint acts", "policy.init_from=")),
         ({"env__id": "CartPol-v1"}, ("unknown env id 'CartPol-v1'", "did you mean CartPole-v1")),
         ({"env__id": "Xyzzy"}, ("unknown env id 'Xyzzy'; rlcli ls envs lists them. ", "add --import PACKAGE")),

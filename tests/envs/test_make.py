@@ -14,8 +14,8 @@ from gym_worlds import Sampled
 
 from rlcli.build import env as build
 from rlcli.config import registry
+from rlcli.config.choices.collect import GymOptions
 from rlcli.config.installed import known_ids
-from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError, EnvError, ResourceError
 from rlcli.vec_envs import building
@@ -41,11 +41,11 @@ def test_an_unknown_id_gets_the_nearest_names():
 def test_an_id_that_names_a_module_is_refused_where_the_env_is_made(tmp_path, monkeypatch, options):
     (tmp_path / "brings_envs.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    config = Config(env=EnvConfig(**{"num": 1, **options, "id": "brings_envs:CartPole-v1"}))
+    config = Config(env=GymOptions(**{"num": 1, **options, "id": "brings_envs:CartPole-v1"}))
     for make in (lambda: build_env(config.env), lambda: build.build_evaluation_env(config, 4)):
         with refused(ConfigError, "brings_envs CartPole-v1"):
             make()
-    nested = EnvConfig(id="CartPole-v1", kwargs={"env_id": "brings_envs:CartPole-v1"})
+    nested = GymOptions(id="CartPole-v1", kwargs={"env_id": "brings_envs:CartPole-v1"})
     refused(ConfigError, "brings_envs", lambda: build_env(nested))
     assert "brings_envs" not in sys.modules
 
@@ -196,7 +196,7 @@ def test_many_envs_are_announced_or_refused_while_the_first_are_made(monkeypatch
 def test_two_limits_are_refused_by_every_mode():
     for mode in ("serial", "native"):
         with refused(ConfigError, "max_episode_steps"):
-            build_env(EnvConfig("CartPole-v1", num=2, mode=mode, max_episode_steps=3, kwargs={"max_episode_steps": 7}))
+            build_env(GymOptions("CartPole-v1", num=2, mode=mode, max_episode_steps=3, kwargs={"max_episode_steps": 7}))
 
 
 @pytest.mark.parametrize(

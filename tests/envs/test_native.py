@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlcli.collectors import Collector
 from rlcli.config import registry
-from rlcli.config.schemas import EnvConfig
+from rlcli.config.choices.collect import GymOptions
 from rlcli.envs import GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
@@ -213,9 +213,9 @@ def test_auto_takes_an_engine_only_where_it_changes_nothing_but_the_time(env_id,
 
 def test_what_no_engine_can_do_is_refused(monkeypatch):
     monkeypatch.setitem(registry._users, "env", {"mine": lambda: gym.make("CartPole-v1")})
-    refused(ConfigError, "mine register_env", lambda: build_env(EnvConfig(id="mine", mode="native")))
+    refused(ConfigError, "mine register_env", lambda: build_env(GymOptions(id="mine", mode="native")))
     with pytest.raises(ConfigError, match=r"means no limit to gymnasium.make.*Give env.max_episode_steps=N"):
-        build_env(EnvConfig(mode="native", kwargs={"max_episode_steps": -1}))
+        build_env(GymOptions(mode="native", kwargs={"max_episode_steps": -1}))
     refused(EnvError, "CartPoleEnv", lambda: engine_of(gym.make("CartPole-v1").unwrapped))
 
 

@@ -239,12 +239,12 @@ def test_rows_of_a_buffer_are_in_the_ledger(run):
         ([*DQN, "policy.eps_init=0.01"], ["policy.eps_end=0.05 is more than policy.eps_init=0.01"]),
         ([*DQN, "collector.init_random_frames=5000"], ["leaves nothing of total_frames=1200"]),
         ([*DQN, "storage.max_size=10"], ["storage.max_size=10 is less than collector.frames_per_batch=64"]),
-        ([*SAC, "loss.double=true", "policy.dueling=true"], ["loss.double has no meaning", "policy.dueling has no"]),
+        ([*SAC, "loss.double=true", "policy.dueling=true"], ["'loss.double' with loss=sac", "policy.dueling has no"]),
         (
             [*SAC, "loss.alpha=0.1", "loss.target_entropy=-1"],
             ["loss.target_entropy has no meaning with loss.alpha=0.1"],
         ),
-        (["loss.n_steps=3"], ["loss.n_steps has no meaning with loss=ppo_clip"]),
+        (["loss.n_steps=3"], ["'loss.n_steps' with loss=ppo_clip"]),
         (
             [*DQN, "policy=gru"],
             ["policy=gru learns along trajectories, and sampler=random draws", "use sampler=slice or"],
@@ -256,14 +256,14 @@ def test_rows_of_a_buffer_are_in_the_ledger(run):
         ([*SAC, "policy=gru"], ["policy=gru is recurrent, and loss=sac has no recurrent networks; use loss=dqn"]),
         ([*SAC, "sampler=slice"], ["loss=sac learns from single rows"]),
         ([*DQN, "loss.start_state=zero"], ["loss.start_state=zero is of a state that policy=auto lacks"]),
-        (["loss.start_state=zero"], ["loss.start_state has no meaning with loss=ppo_clip"]),
-        ([*DQN, "sampler.burn_in=2"], ["sampler.burn_in has no meaning with sampler=random"]),
+        (["loss.start_state=zero"], ["'loss.start_state' with loss=ppo_clip; it is an option of loss=dqn"]),
+        ([*DQN, "sampler.burn_in=2"], ["'sampler.burn_in' with sampler=random"]),
         (
             ["storage=tensor", "sampler=slice", "policy=gru", "sampler.burn_in=2"],
             ["sampler.burn_in has no meaning with loss=ppo_clip"],
         ),
         (["storage=tensor", "sampler=prioritized_slice"], ["draws by the errors of rows", "use sampler=slice"]),
-        ([*DQN, "storage.scratch_dir=x"], ["storage.scratch_dir has no meaning with storage=tensor"]),
+        ([*DQN, "storage.scratch_dir=x"], ["'storage.scratch_dir' with storage=tensor"]),
     ],
 )
 def test_what_does_not_fit_is_said_all_at_once(words, said):

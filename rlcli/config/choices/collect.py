@@ -2,14 +2,14 @@
 stored, where all of it lives, what is shown, and the run's folder.
 
 Each choice of a group is a dataclass, with the options of what it builds on and its own, and what does not fit among
-them; the group's class (`EnvConfig`) has those of all, since one command may try several. `read_by` is said of options
-that depend on another group's choice.
+them. `read_by` is said of options that depend on another group's choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlcli.config.option import REGISTERED, Group, Part, option
@@ -21,6 +21,7 @@ START_METHODS = ("auto", "forkserver", "spawn", "fork")
 TRAIN, COLLECT = {"verb": ("train",)}, {"verb": ("collect",)}
 GRADIENTS = {"loss": ("ppo_clip", "ppo_kl", "a2c", "reinforce")}  # policy gradients, with values and an entropy bonus
 GREEDY = {"loss": ("dqn",)}
+train_option, gradient_option, greedy_option = (partial(option, read_by=by) for by in (TRAIN, GRADIENTS, GREEDY))
 STORED = {"storage": ("tensor", "memmap", "compressed", REGISTERED)}
 
 
@@ -46,6 +47,8 @@ class AtariConfig(Group):
 
 @dataclass
 class EnvOptions(Group):
+    """The environment, its wrappers, and how many of it are stepped together."""
+
     kind: str = option("gym", "which env choice this is")
     id: str = option("CartPole-v1", "gymnasium id, or a name from the registry")
     num: int = option(8, "environments stepped together (sub-environments)", ge=1, le=1_000_000)
@@ -86,8 +89,9 @@ class EnvOptions(Group):
     )
 
     def problems(self) -> Iterator[Problem]:
-        if self.kind == "envpool" and self.mode == "serial":
-            yield Problem("env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym")
+        if self.kind == "envpool" and self.mode in ("serial", "parallel"):
+            what = f"env=envpool and env.mode={self.mode} contradict each other"
+            yield Problem(what, "use env.mode=native or env=gym")
         if self.wrappers and (self.mode == "native" or self.kind == "envpool"):
             yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
 
@@ -153,25 +157,20 @@ class AtariOptions(GymOptions):
             yield Problem(f"env=atari and env.id={self.id} contradict each other", "ids of Atari games begin with ALE/")
 
 
-@dataclass
-class EnvConfig(AtariOptions):
-    """The environment, its wrappers, and how many of it are stepped together."""
-
-
 ENVS = {"gym": Part(GymOptions), "atari": Part(AtariOptions), "mujoco": Part(GymOptions), "envpool": Part(EnvOptions)}
 
 
 # ---- policy ---------------------------------------------------------------------------------------------------------
 @dataclass
 class PolicyOptions(Group):
+    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
+
     kind: str = option("auto", "which policy choice this is")
-    init_from: str | None = option(
-        None,
-        "begin with the trained weights and normalisation of another run: RUN, RUN:FRAMES or RUN:best",
-        read_by=TRAIN,
+    init_from: str | None = train_option(
+        None, "begin with the trained weights and normalisation of another run: RUN, RUN:FRAMES or RUN:best"
     )
-    init_strict: bool = option(
-        True, "init_from: layers of other shapes are refused; false: they keep their own weights", read_by=TRAIN
+    init_strict: bool = train_option(
+        True, "init_from: layers of other shapes are refused; false: they keep their own weights"
     )
     kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
 
@@ -221,18 +220,16 @@ class NetworkOptions(UsersPolicyOptions):
         "of the actions; auto: categorical for discrete spaces, normal for Box (clipped when executed)",
         choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
     )
-    dueling: bool = option(False, "dueling network: state value plus advantages", read_by=GREEDY)
-    eps_init: float = option(1.0, "initial epsilon of epsilon-greedy exploration", ge=0, le=1, read_by=GREEDY)
-    eps_end: float = option(0.05, "final epsilon", ge=0, le=1, read_by=GREEDY)
-    eps_frames: int = option(10_000, "frames over which epsilon falls linearly", ge=1, read_by=GREEDY)
-    shared: bool | None = option(
-        None,
-        "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers",
-        read_by=GRADIENTS,
+    dueling: bool = greedy_option(False, "dueling network: state value plus advantages")
+    eps_init: float = greedy_option(1.0, "initial epsilon of epsilon-greedy exploration", ge=0, le=1)
+    eps_end: float = greedy_option(0.05, "final epsilon", ge=0, le=1)
+    eps_frames: int = greedy_option(10_000, "frames over which epsilon falls linearly", ge=1)
+    shared: bool | None = gradient_option(
+        None, "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers"
     )
-    init_std: float = option(1.0, "initial standard deviation of continuous actions", gt=0, read_by=GRADIENTS)
-    state_dependent_std: bool = option(
-        False, "standard deviation as an output of the network, not a free parameter", read_by=GRADIENTS
+    init_std: float = gradient_option(1.0, "initial standard deviation of continuous actions", gt=0)
+    state_dependent_std: bool = gradient_option(
+        False, "standard deviation as an output of the network, not a free parameter"
     )
 
 
@@ -245,11 +242,6 @@ class RecurrentOptions(NetworkOptions):
         "implementation of sequences; auto: the fastest available",
         choices=("auto", "reference", "pad", "scan", "cpu", "triton"),
     )
-
-
-@dataclass
-class PolicyConfig(RecurrentOptions, CheckpointOptions):
-    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
 
 
 POLICIES = {
@@ -269,12 +261,11 @@ ACTING = {"policy": tuple(choice for choice, part in POLICIES.items() if issubcl
 class WeightsConfig(Group):
     """How new weights reach the acting policy."""
 
-    swap: str = option(
+    swap: str = train_option(
         "rollout",
         "when weights that are published while a batch is collected take effect: with the next batch, or the next "
         "step; collector=sync and multi_sync learn between batches, where both are the same",
         choices=("rollout", "step"),
-        read_by=TRAIN,
     )
     max_lag: int | None = option(None, "weight versions that a batch may be behind when it is learned from", ge=0)
     on_lag: str = option(
@@ -286,6 +277,8 @@ class WeightsConfig(Group):
 
 @dataclass
 class BatchOptions(Group):
+    """How batches are collected."""
+
     kind: str = option("sync", "which collector choice this is")
     on_worker_error: str = option(
         "raise",
@@ -330,11 +323,6 @@ class MultiSyncOptions(MultiAsyncOptions):
     )
 
 
-@dataclass
-class CollectorConfig(MultiSyncOptions):
-    """How batches are collected."""
-
-
 COLLECTORS = {
     "sync": Part(BatchOptions), "multi_sync": Part(MultiSyncOptions), "multi_async": Part(MultiAsyncOptions),
     "async": Part(AsyncOptions),
@@ -344,6 +332,8 @@ COLLECTORS = {
 # ---- memory ---------------------------------------------------------------------------------------------------------
 @dataclass
 class MemoryOptions(Group):
+    """How the next observation is stored, and what else is."""
+
     kind: str = option("exact", "which memory choice this is")
     keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
     next_obs: str = option(
@@ -409,11 +399,6 @@ class DeltaOptions(MemoryOptions):
     )
 
 
-@dataclass
-class MemoryConfig(DeltaOptions, ExactOptions, CompactOptions):
-    """How the next observation is stored, and what else is."""
-
-
 MEMORIES = {
     "full": Part(MemoryOptions), "compact": Part(CompactOptions), "exact": Part(ExactOptions),
     "delta": Part(DeltaOptions),
@@ -429,7 +414,7 @@ class DeviceConfig(Group):
     env_device: str | None = option(None, _DEVICE.format("env outputs"))
     policy_device: str | None = option(None, _DEVICE.format("acting"))
     storing_device: str | None = option(None, _DEVICE.format("the batch"))
-    train_device: str | None = option(None, _DEVICE.format("learning"), read_by=TRAIN)
+    train_device: str | None = train_option(None, _DEVICE.format("learning"))
     no_cuda_sync: bool = option(False, "do not wait for copies between host and device")
 
 
@@ -459,25 +444,17 @@ class ConsoleConfig(Group):
 class RunConfig(Group):
     """The run folder, checkpoints, and evaluation along the way."""
 
-    checkpoint_every: int = option(50_000, "frames between checkpoints", ge=1, read_by=TRAIN)
-    checkpoint_minutes: float | None = option(
-        5.0, "minutes between checkpoints; null: by frames alone", gt=0, read_by=TRAIN
+    checkpoint_every: int = train_option(50_000, "frames between checkpoints", ge=1)
+    checkpoint_minutes: float | None = train_option(5.0, "minutes between checkpoints; null: by frames alone", gt=0)
+    keep: int = train_option(2, "checkpoints kept", ge=2)
+    keep_best: bool = train_option(False, "keep the weights of the best evaluation, too: RUN:best")
+    eval_every: int | None = train_option(None, "frames between evaluations; null never evaluates", ge=1)
+    eval_episodes: int = train_option(20, "episodes of an evaluation; 0: no evaluation at the end", ge=0)
+    eval_envs: int | None = train_option(
+        None, "envs of an evaluation, each for one episode after another; null: env.num, 32 at most", ge=1
     )
-    keep: int = option(2, "checkpoints kept", ge=2, read_by=TRAIN)
-    keep_best: bool = option(False, "keep the weights of the best evaluation, too: RUN:best", read_by=TRAIN)
-    eval_every: int | None = option(None, "frames between evaluations; null never evaluates", ge=1, read_by=TRAIN)
-    eval_episodes: int = option(20, "episodes of an evaluation; 0: no evaluation at the end", ge=0, read_by=TRAIN)
-    eval_envs: int | None = option(
-        None,
-        "envs of an evaluation, each for one episode after another; null: env.num, 32 at most",
-        ge=1,
-        read_by=TRAIN,
-    )
-    eval_max_steps: int | None = option(
-        None,
-        "steps after which an evaluation cuts an episode off; null: total_frames / 4, from 1,000 to 30,000",
-        ge=1,
-        read_by=TRAIN,
+    eval_max_steps: int | None = train_option(
+        None, "steps after which an evaluation cuts an episode off; null: total_frames / 4, from 1,000 to 30,000", ge=1
     )
     dir: str | None = option(None, "folder of the run; null: runs/<verb>/<recipe, or env>/<date>_<time>_s<seed>")
     max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
@@ -512,13 +489,13 @@ class CollectConfig:
     total_frames: int = option(100_000, "frames to collect, exact to one step of all envs", ge=1, le=10**15)
     threads: int | str = option("auto", "threads of one torch operation", ge=1, le=1024, words=("auto",))
     recipe: str | None = option(None, "the recipe this run follows")
-    env: EnvConfig = option(EnvConfig, "the environment", parts=ENVS)
-    policy: PolicyConfig = option(PolicyConfig, "the policy", parts=POLICIES)
-    collector: CollectorConfig = option(CollectorConfig, "how batches are collected", parts=COLLECTORS)
+    env: EnvOptions = option(GymOptions, "the environment", parts=ENVS)
+    policy: PolicyOptions = option(NetworkOptions, "the policy", parts=POLICIES)
+    collector: BatchOptions = option(BatchOptions, "how batches are collected", parts=COLLECTORS)
     weights: WeightsConfig = option(
         WeightsConfig, "how new weights reach the acting policy", read_by={"collector": ("multi_async", "async")}
     )
-    memory: MemoryConfig = option(MemoryConfig, "how the next observation is stored", parts=MEMORIES)
+    memory: MemoryOptions = option(ExactOptions, "how the next observation is stored", parts=MEMORIES)
     device: DeviceConfig = option(DeviceConfig, "devices")
     logger: LoggerConfig = option(LoggerConfig, "where metrics go", parts=LOGGERS)
     console: ConsoleConfig = option(ConsoleConfig, "what the terminal shows")

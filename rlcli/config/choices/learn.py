@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlcli.config.choices.collect import GRADIENTS, CollectConfig
+from rlcli.config.choices.collect import CollectConfig, gradient_option
 from rlcli.config.option import REGISTERED, Group, Part, option
 from rlcli.config.problem import Problem
 
@@ -18,6 +18,8 @@ BOOTSTRAPPED = {"loss": ("dqn", "sac")}  # that learn from stored rows towards v
 # ---- rows -----------------------------------------------------------------------------------------------------------
 @dataclass
 class StorageOptions(Group):
+    """Where rows are kept between collecting and learning. On-policy runs need none."""
+
     kind: str = option("none", "tensor: in memory; memmap: on disk; compressed: in memory, images compressed")
     init_from: str | None = option(
         None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
@@ -37,11 +39,6 @@ class MemmapOptions(TensorOptions):
     scratch_dir: str | None = option(None, "folder for its files, one subfolder per run; null: the run folder")
 
 
-@dataclass
-class StorageConfig(MemmapOptions):
-    """Where rows are kept between collecting and learning. On-policy runs need none."""
-
-
 STORAGES = {
     "none": Part(StorageOptions),
     "tensor": Part(TensorOptions, "rlcli.data.storages:LazyTensorStorage"),
@@ -53,6 +50,8 @@ STORAGES = {
 
 @dataclass
 class SamplerOptions(Group):
+    """How rows are sampled for an update."""
+
     kind: str = option(
         "minibatch",
         "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice, prioritized_slice: "
@@ -123,11 +122,6 @@ class PrioritizedSliceOptions(StoredSliceOptions, PrioritizedOptions):
     pass
 
 
-@dataclass
-class SamplerConfig(SliceOptions, PrioritizedSliceOptions):
-    """How rows are sampled for an update."""
-
-
 SAMPLERS = {
     "minibatch": Part(MinibatchOptions, draws="batch"),
     "random": Part(SamplerOptions, "rlcli.data.samplers:RandomSampler"),
@@ -140,45 +134,30 @@ SAMPLERS = {
 # ---- estimates ------------------------------------------------------------------------------------------------------
 @dataclass
 class EstimatorOptions(Group):
-    kind: str = option("gae", "which estimator choice this is", read_by=GRADIENTS)
-    average: bool = option(True, "normalise advantages to mean 0, standard deviation 1", read_by=GRADIENTS)
-    average_over: str = option(
-        "minibatch",
-        "rows that advantages are normalised over, with value.average=true",
-        choices=("batch", "minibatch"),
-        read_by=GRADIENTS,
+    """Advantages and value targets."""
+
+    kind: str = gradient_option("gae", "which estimator choice this is")
+    average: bool = gradient_option(True, "normalise advantages to mean 0, standard deviation 1")
+    average_over: str = gradient_option(
+        "minibatch", "rows that advantages are normalised over, with value.average=true", choices=("batch", "minibatch")
     )
-    shifted: bool = option(
-        False,
-        "one value network call for observations and next observations; stores no next observations",
-        read_by=GRADIENTS,
+    shifted: bool = gradient_option(
+        False, "one value network call for observations and next observations; stores no next observations"
     )
-    shifted_budget: int = option(
-        1,
-        "with value.shifted=true: room for so many extra next observations per env and batch",
-        ge=1,
-        read_by=GRADIENTS,
+    shifted_budget: int = gradient_option(
+        1, "with value.shifted=true: room for so many extra next observations per env and batch", ge=1
     )
-    normaliser: str = option(
-        "none", "normalise value targets", choices=("none", "running", "popart"), read_by=GRADIENTS
+    normaliser: str = gradient_option("none", "normalise value targets", choices=("none", "running", "popart"))
+    two_calls: bool = gradient_option(False, "value net on observations and on next observations, one call each")
+    num_chunks: int | None = gradient_option(None, "call the value net on so many parts of a batch: less memory", ge=1)
+    value_chunk_size: int | None = gradient_option(
+        None, "the same by size: envs, or rows of a flat batch, in a part", ge=1
     )
-    two_calls: bool = option(
-        False, "value net on observations and on next observations, one call each", read_by=GRADIENTS
+    compute_dtype: str = gradient_option(
+        "float32", "precision the value net is called in for estimates", choices=("float32", "bfloat16", "float16")
     )
-    num_chunks: int | None = option(
-        None, "call the value net on so many parts of a batch: less memory", ge=1, read_by=GRADIENTS
-    )
-    value_chunk_size: int | None = option(
-        None, "the same by size: envs, or rows of a flat batch, in a part", ge=1, read_by=GRADIENTS
-    )
-    compute_dtype: str = option(
-        "float32",
-        "precision the value net is called in for estimates",
-        choices=("float32", "bfloat16", "float16"),
-        read_by=GRADIENTS,
-    )
-    backend: str = option(
-        "auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton"), read_by=GRADIENTS
+    backend: str = gradient_option(
+        "auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton")
     )
     gamma: float = option(0.99, "discount per step", ge=0, le=1)
     kwargs: dict[str, Any] = option({}, "arguments for a registered estimator of your own")
@@ -199,26 +178,19 @@ class EstimatorOptions(Group):
 
 @dataclass
 class LambdaOptions(EstimatorOptions):
-    lmbda: float = option(
-        0.95, "lambda of GAE and TD(lambda): 0 is one-step, 1 Monte Carlo", ge=0, le=1, read_by=GRADIENTS
-    )
+    lmbda: float = gradient_option(0.95, "lambda of GAE and TD(lambda): 0 is one-step, 1 Monte Carlo", ge=0, le=1)
 
 
 @dataclass
 class VTraceOptions(EstimatorOptions):
-    rho_thresh: float = option(1.0, "upper limit of a step's importance weight", gt=0, read_by=GRADIENTS)
-    c_thresh: float = option(1.0, "upper limit of the weight that is carried through a step", gt=0, read_by=GRADIENTS)
+    rho_thresh: float = gradient_option(1.0, "upper limit of a step's importance weight", gt=0)
+    c_thresh: float = gradient_option(1.0, "upper limit of the weight that is carried through a step", gt=0)
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         if self.c_thresh > self.rho_thresh:
             what = f"value.c_thresh={self.c_thresh} is more than value.rho_thresh={self.rho_thresh}"
             yield Problem(what, "use value.c_thresh <= value.rho_thresh")
-
-
-@dataclass
-class ValueConfig(VTraceOptions, LambdaOptions):
-    """Advantages and value targets."""
 
 
 ESTIMATORS = {
@@ -233,6 +205,8 @@ ESTIMATORS = {
 # ---- losses ---------------------------------------------------------------------------------------------------------
 @dataclass
 class LossOptions(Group):
+    """What is minimised: a policy gradient with its value and entropy terms, DQN's or SAC's losses."""
+
     kind: str = option("ppo_clip", "which loss choice this is")
     kwargs: dict[str, Any] = option({}, "arguments for a registered algorithm of your own")
 
@@ -310,11 +284,6 @@ class SACOptions(BootstrappedOptions):
             yield Problem(what, "use loss.alpha=auto, or leave it out")
 
 
-@dataclass
-class LossConfig(SACOptions, DQNOptions, ReinforceOptions, PenalisedPPOOptions, ClipPPOOptions):
-    """What is minimised: a policy gradient with its value and entropy terms, DQN's or SAC's losses."""
-
-
 LOSSES = {
     "ppo_clip": Part(ClipPPOOptions, "rlcli.algorithms.ppo:ClipPPO"),
     "ppo_kl": Part(PenalisedPPOOptions, "rlcli.algorithms.ppo:PenalisedPPO"),
@@ -328,15 +297,15 @@ LOSSES = {
 # ---- optimizers -----------------------------------------------------------------------------------------------------
 @dataclass
 class OptimizerOptions(Group):
+    """How gradients become weights."""
+
     kind: str = option("adam", "which optimizer choice this is")
     lr: float = option(3e-4, "learning rate", gt=0)
     anneal_lr: bool = option(False, "lower the learning rate to 0 over total_frames")
     max_grad_norm: float | None = option(0.5, "clip the gradient norm at this; null: no clipping", gt=0)
     weight_decay: float = option(0.0, "weight decay", ge=0)
     compile: bool = option(False, "torch.compile the update")
-    epochs: int = option(
-        10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1, read_by=GRADIENTS
-    )
+    epochs: int = gradient_option(10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1)
     updates_per_frame: float = option(1.0, "gradient updates per collected frame", gt=0, read_by=BOOTSTRAPPED)
 
 
@@ -364,11 +333,6 @@ class RMSpropOptions(MomentumOptions, AdaptiveOptions):
     alpha: float = option(0.99, "smoothing constant of RMSprop", ge=0, lt=1)
 
 
-@dataclass
-class OptimConfig(RMSpropOptions, AdamOptions):
-    """How gradients become weights."""
-
-
 OPTIMIZERS = {
     "adam": Part(AdamOptions),
     "adamw": Part(AdamOptions),
@@ -382,8 +346,8 @@ OPTIMIZERS = {
 class Config(CollectConfig):
     """Everything `rlcli train` reads: what collecting reads, and how batches become better weights."""
 
-    storage: StorageConfig = option(StorageConfig, "replay storage", parts=STORAGES)
-    sampler: SamplerConfig = option(SamplerConfig, "how updates sample rows", parts=SAMPLERS)
-    value: ValueConfig = option(ValueConfig, "advantages", parts=ESTIMATORS)
-    loss: LossConfig = option(LossConfig, "loss and algorithm", parts=LOSSES)
-    optim: OptimConfig = option(OptimConfig, "optimizer", parts=OPTIMIZERS)
+    storage: StorageOptions = option(StorageOptions, "replay storage", parts=STORAGES)
+    sampler: SamplerOptions = option(MinibatchOptions, "how updates sample rows", parts=SAMPLERS)
+    value: EstimatorOptions = option(LambdaOptions, "advantages", parts=ESTIMATORS)
+    loss: LossOptions = option(ClipPPOOptions, "loss and algorithm", parts=LOSSES)
+    optim: OptimizerOptions = option(AdamOptions, "optimizer", parts=OPTIMIZERS)

@@ -83,7 +83,7 @@ def make_estimator(
     names = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))
     arguments.choice("value estimator", name, names)
     given = {"gamma": 0.99, "value_network": value_network, "zero_values": value_network is None, **options}
-    if "value.lmbda" in registry.part("estimator", name).keys:
+    if hasattr(registry.part("estimator", name).options, "lmbda"):
         given.setdefault("lmbda", 0.95)
     else:
         given.pop("lmbda", None)

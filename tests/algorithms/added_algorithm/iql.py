@@ -5,7 +5,7 @@ from torch import nn
 
 import rlcli
 from rlcli.algorithms import Bootstrapped
-from rlcli.build.policy import actor_and_critic, network_options
+from rlcli.build.policy import actor_and_critic
 from rlcli.keys import ACTION, OBSERVATION, TD_ERROR, under_next
 from rlcli.modules import ActorCritic, network
 from rlcli.objectives.bootstrap import BootstrappedLoss, mean_of, next_columns, target_of
@@ -58,7 +58,7 @@ class IQLLoss(BootstrappedLoss):
 class IQL(Bootstrapped):
     def networks(self, env):
         actor, value = actor_and_critic(self.cfg, env)
-        options = {key: x for key, x in network_options(self.cfg).items() if key != "generator"}
+        options = {key: x for key, x in self.setup.network.items() if key != "generator"}
         qvalue = network(env.observation_spec, [OBSERVATION], env.action_spec.n, **options)
         return ActorCritic(actor, nn.ModuleList([value, qvalue]))
 
