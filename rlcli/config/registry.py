@@ -217,8 +217,7 @@ def reading(group: str, *choices: str) -> tuple[str, ...]:
 def part(kind: str, name: str) -> Part:
     """Return what a part says of itself: ours by our table, a user's by attributes `uses`, `off_policy` and `draws`.
 
-    A user's part has the options of any registered one of its kind as well. Its package is imported, ours are not. A
-    name that nobody has is taken for one that says nothing of itself.
+    A user's package is imported for it, ours are not. A name that nobody has is taken for one that says nothing.
     """
     group = GROUPS[kind]
     if name not in users_names(kind):

@@ -55,10 +55,7 @@ def _made(schema: type) -> dict[str, str]:
 
 
 def idle(cfg: Any) -> dict[str, tuple[str, str]]:
-    """Return every key that nothing reads: with its group and the choice that lacks it, or what else leaves it unread.
-
-    That is another group and its choice, or `verb` and the verb.
-    """
+    """Return keys that nothing reads, and why: the group (its own or another) and its choice, or `verb` and the verb."""
     schema, own = type(cfg), held(cfg)
     made = _made(schema)
     chosen = made | {group: getattr(cfg, group).kind for group in CHOICES if group in groups(schema)}
@@ -83,11 +80,9 @@ def in_words(by: str, choice: str) -> str:
 
 
 def left_out(cfg: Any) -> set[str]:
-    """Return what is neither shown of a configuration nor kept, or the branch that holds nothing else.
-
-    Keys of other choices, those that are idle by one of ours (a user's part may read what none of ours does), `sweep`.
-    """
+    """Return keys that are neither shown of a configuration nor kept, or the branch that holds nothing else."""
     own, table, why = held(cfg), leaves(type(cfg)), idle(cfg)
+    # what is idle by a choice of a user's may be read by that: it may read what none of ours does
     keys = {key for key, (by, x) in why.items() if key not in own or by == "verb" or x in CHOICES[by]}
     keys = {key for key in keys if not key.endswith(".kind")}
     keys |= {key for key in table if key.startswith("sweep.")}  # how several runs are run is no part of one

@@ -84,9 +84,9 @@ def test_what_a_part_uses_is_read_and_what_it_does_not_is_refused(added):
     added("newest")
     cfg = configure("train", ["value=damped", "value.lmbda=0.5"])
     assert cfg.value.lmbda == 0.5 and "value.lmbda" in held(cfg) and "value.rho_thresh" not in held(cfg)
-    with pytest.raises(ConfigError, match=r"'value\.rho_thresh' with value=damped; it is an option of value=vtrace"):
+    with refused(ConfigError, "unknown value.rho_thresh value=damped value=vtrace"):
         configure("train", ["value=damped", "value.rho_thresh=2"])
-    with pytest.raises(ConfigError, match=r"'sampler\.alpha' with sampler=newest; it is an option of sampler=prior"):
+    with refused(ConfigError, "unknown sampler.alpha sampler=newest sampler=prioritized"):
         configure("train", ["loss=dqn", "storage=tensor", "sampler=newest", "sampler.alpha=0.5"])
     assert read_with(type(cfg), leaves(type(cfg))["storage.max_size"]) == "not with storage=none"
 

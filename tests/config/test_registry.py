@@ -187,11 +187,11 @@ def test_a_part_that_uses_all_options_of_a_choice_has_its_checks():
 @pytest.mark.parametrize(
     ("uses", "words"),
     [
-        (("loss.tua",), r"names no key: \('loss\.tua',\) .* did you mean loss\.tau"),
-        ("loss.tau", r"names no key: 'loss\.tau' .* write uses = \('loss\.tau',\)"),
+        (("loss.tua",), "uses mine loss.tua mean loss.tau?"),
+        ("loss.tau", "uses mine ('loss.tau',)"),
     ],
 )
 def test_what_a_part_uses_are_keys(uses, words):
     registry.register_algorithm("mine")(types.SimpleNamespace(uses=uses))
-    with pytest.raises(ConfigError, match=f"uses of algorithm 'mine' {words}"):
+    with refused(ConfigError, words):
         from_dict("train", {"loss": {"kind": "mine"}})
