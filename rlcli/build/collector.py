@@ -15,7 +15,15 @@ from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.collectors.options import FIELDS
-from rlcli.config.choices.collect import BatchOptions, DeltaOptions, MultiSyncOptions, UsersPolicyOptions
+from rlcli.config.choices.collect import (
+    BatchOptions,
+    DeltaOptions,
+    DistributedOptions,
+    ElsewhereOptions,
+    MultiSyncOptions,
+    RayOptions,
+    UsersPolicyOptions,
+)
 from rlcli.config.choices.learn import StoredSliceOptions
 from rlcli.config.installed import accelerator
 from rlcli.config.option import as_choice
@@ -56,11 +64,31 @@ def build_collector(
     makers = [
         partial(build_env, dataclasses.replace(cfg.env, num=len(share)), offset=share.start) for share in shares(cfg)
     ]
+    together: dict[str, Any] = {"cat_results": 0}
+    apart: dict[str, Any] = {"max_lag": cfg.weights.max_lag, "on_lag": cfg.weights.on_lag}
+    if isinstance(c, ElsewhereOptions):
+        options |= {**(together if c.sync else apart), "sync": c.sync, "timeout": c.timeout}
+        return elsewhere(c, makers, actor, options)
     if c.kind == "multi_sync":
         options["preemptive_threshold"] = several.preemptive_threshold
-        return MultiSyncCollector(makers, actor, cat_results=0, **options)
-    lag = cfg.weights
-    return MultiAsyncCollector(makers, actor, max_lag=lag.max_lag, on_lag=lag.on_lag, **options)
+        return MultiSyncCollector(makers, actor, **together, **options)
+    return MultiAsyncCollector(makers, actor, **apart, **options)
+
+
+def elsewhere(c: ElsewhereOptions, makers: Sequence[Any], actor: Any, options: dict[str, Any]) -> BaseCollector:
+    """Return a collector whose workers are, or could be, on other machines."""
+    from rlcli.collectors import distributed
+
+    options.pop("start_method")
+    if isinstance(c, RayOptions):
+        names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        resources = {names[name]: amount for name, amount in c.resources.items() if name in names}
+        others = {name: amount for name, amount in c.resources.items() if name not in names}
+        wants, where = {**resources, "resources": others}, {"address": c.address} if c.address else {}
+        return distributed.RayCollector(makers, actor, remote_configs=wants, ray_init_config=where, **options)
+    assert isinstance(c, DistributedOptions)
+    options |= {"backend": c.backend, "launcher": c.launcher, "slurm_kwargs": c.slurm}
+    return distributed.DistributedCollector(makers, actor, **options)
 
 
 def differences(cfg: CollectConfig) -> dict[str, Any]:
@@ -105,7 +133,7 @@ def shares(cfg: CollectConfig) -> list[range]:
 
 def shares_meanwhile(cfg: CollectConfig) -> list[range]:
     """Return the same of workers that collect while this process learns; none where it waits for them."""
-    return shares(cfg) if cfg.collector.kind in ("multi_async", "async") else []
+    return shares(cfg) if cfg.collector.kind != "multi_sync" and not getattr(cfg.collector, "sync", False) else []
 
 
 def slices_of(cfg: Config) -> tuple[int, int]:

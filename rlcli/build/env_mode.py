@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.build.collector import shares
 from rlcli.build.env import configured, make_single, wants_native
-from rlcli.config.choices.collect import GymOptions, MultiAsyncOptions
+from rlcli.config.choices.collect import GymOptions, WorkersOptions
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
 from rlcli.processes.process import cores
@@ -63,7 +63,7 @@ NONE = First()
 def settled(cfg: C) -> tuple[C, list[str], First]:
     """Return the configuration with what `auto` came to (else as it is), why in a line, and the env that was tried."""
     c, env = cfg.collector, cfg.env
-    if isinstance(c, MultiAsyncOptions) and c.num_workers == "auto":
+    if isinstance(c, WorkersOptions) and c.num_workers == "auto":
         counted: Any = dataclasses.replace(cfg, collector=dataclasses.replace(c, num_workers=len(shares(cfg))))
         return counted, [], NONE
     if c.kind != "sync" or not isinstance(env, GymOptions) or env.mode != "auto" or env.workers:

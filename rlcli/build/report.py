@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from rlcli.build.collector import shares
+from rlcli.build.collector import shares, shares_meanwhile
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.options import steps_of
 from rlcli.config import registry
@@ -55,7 +55,7 @@ def notes(
         lines.append(f"threads {threads} ({'auto' if cfg.threads == 'auto' else 'as set'})")
         if workers := len(shares(cfg)):
             each = "1 in a worker" if workers == 1 else f"1 in each of {workers} workers"
-            meanwhile = "in turn" if cfg.collector.kind == "multi_sync" else "at the same time"
+            meanwhile = "at the same time" if shares_meanwhile(cfg) else "in turn"
             lines[-1] += f" for learning, {each}, {meanwhile}; {cores()} cores"
         if cfg.recipe is None and (tuned := tuned_recipe(cfg.env.id, cfg.loss.kind)):
             lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")

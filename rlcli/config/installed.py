@@ -22,6 +22,7 @@ EXTRAS = {
     "tensorboard": {"tensorboard": "tensorboard"},
     "video": {"imageio": "imageio", "imageio_ffmpeg": "imageio-ffmpeg"},
     "ray": {"ray": "ray"},
+    "slurm": {"submitit": "submitit"},
     "peers": {"torchrl": "torchrl", "stable_baselines3": "stable-baselines3"},
 }
 

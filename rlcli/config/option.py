@@ -50,7 +50,8 @@ class Option:
     `ge`, `gt`, `le`, `lt`: bounds; for a list they hold for every entry.
     `choices`: the only strings allowed; empty means any. `words`: strings allowed beside a number, such as `auto`.
     `read_by`: another group, or `verb` -> its choices, with which alone it is read; of a group of options, said of
-    each. `parts`: choice -> its options and what it builds, of a group that has them.
+    each. `parts`: choice -> its options and what it builds, of a group that has them. `typed`: no file says it, and
+    it is no part of what a run is: `resume` takes it anew.
     """
 
     help: str
@@ -62,6 +63,7 @@ class Option:
     words: tuple[str, ...] = ()
     read_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, Part] = dataclasses.field(default_factory=dict)
+    typed: bool = False
 
     def allowed(self) -> str:
         """Return the allowed values in words, or an empty string when there is no limit."""

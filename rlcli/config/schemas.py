@@ -55,7 +55,7 @@ def _made(schema: type) -> dict[str, str]:
 
 
 def idle(cfg: Any) -> dict[str, tuple[str, str]]:
-    """Return keys that nothing reads, and why: the group (its own or another) and its choice, or `verb` and the verb."""
+    """Return keys that nothing reads, and why: a group (their own or another) and its choice, or `verb` and that."""
     schema, own = type(cfg), held(cfg)
     made = _made(schema)
     chosen = made | {group: getattr(cfg, group).kind for group in CHOICES if group in groups(schema)}
@@ -85,7 +85,8 @@ def left_out(cfg: Any) -> set[str]:
     # what is idle by a choice of a user's may be read by that: it may read what none of ours does
     keys = {key for key, (by, x) in why.items() if key not in own or by == "verb" or x in CHOICES[by]}
     keys = {key for key in keys if not key.endswith(".kind")}
-    keys |= {key for key in table if key.startswith("sweep.")}  # how several runs are run is no part of one
+    # how several runs are run is no part of one
+    keys |= {key for key, leaf in table.items() if leaf.option.typed or key.startswith("sweep.")}
     whole = {b for b in branches(type(cfg)) if keys.issuperset(key for key in table if key.startswith(f"{b}."))}
     return {key for key in keys | whole if not any(key.startswith(f"{branch}.") for branch in whole)}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.choices.collect import GymOptions, MultiAsyncOptions, MultiSyncOptions
+from rlcli.config.choices.collect import ElsewhereOptions, GymOptions, MultiSyncOptions, WorkersOptions
 from rlcli.config.choices.learn import TensorOptions
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
 from rlcli.config.option import as_choice, groups, held, value_at
@@ -146,7 +146,7 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
             )
             yield Problem(what, "leave out one of them")
         return
-    workers = as_choice(MultiAsyncOptions, c).num_workers
+    workers = as_choice(WorkersOptions, c).num_workers
     if isinstance(workers, int) and workers > env.num:
         what = f"collector.num_workers={workers} are more than there are envs"
         yield Problem(what, f"use collector.num_workers={env.num} at most")
@@ -165,9 +165,12 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
         yield Problem(what, "use collector=sync, with env.workers for slow envs")
     if isinstance(c, MultiSyncOptions) and c.preemptive_threshold is not None:
         yield from _check_preemption(cfg)
+    if isinstance(c, ElsewhereOptions) and cfg.weights.swap == "step":
+        what = f"weights.swap=step cannot reach the workers of collector={c.kind} within a batch"
+        yield Problem(what, "leave it out, or use collector=multi_async")
     if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
         yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
-    if not isinstance(cfg, Config) and c.kind != "multi_sync":
+    if not isinstance(cfg, Config) and not (c.kind == "multi_sync" or getattr(c, "sync", False)):
         yield Problem(f"rlcli collect takes the steps of a batch again when it is resumed, and with collector={c.kind} "
                       "workers would have begun others", "use collector=multi_sync")  # fmt: skip
 

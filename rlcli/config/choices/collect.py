@@ -21,6 +21,7 @@ START_METHODS = ("auto", "forkserver", "spawn", "fork")
 TRAIN, COLLECT = {"verb": ("train",)}, {"verb": ("collect",)}
 GRADIENTS = {"loss": ("ppo_clip", "ppo_kl", "a2c", "reinforce")}  # policy gradients, with values and an entropy bonus
 GREEDY = {"loss": ("dqn",)}
+typed_option = partial(option, typed=True)
 train_option, gradient_option, greedy_option = (partial(option, read_by=by) for by in (TRAIN, GRADIENTS, GREEDY))
 STORED = {"storage": ("tensor", "memmap", "compressed", REGISTERED)}
 
@@ -310,10 +311,15 @@ class AsyncOptions(BatchOptions):
 
 
 @dataclass
-class MultiAsyncOptions(AsyncOptions):
+class WorkersOptions(BatchOptions):
     num_workers: int | str = option(
-        "auto", "worker processes that collect; auto: as many as there are free cores", ge=1, words=("auto",)
+        "auto", "workers that collect; auto: as many as there are free cores here", ge=1, words=("auto",)
     )
+
+
+@dataclass
+class MultiAsyncOptions(AsyncOptions, WorkersOptions):
+    pass
 
 
 @dataclass
@@ -323,9 +329,40 @@ class MultiSyncOptions(MultiAsyncOptions):
     )
 
 
+@dataclass
+class ElsewhereOptions(WorkersOptions):
+    sync: bool = option(True, "one batch of all workers, as multi_sync; false: each worker's, as multi_async")
+    timeout: float = option(120.0, "seconds for the cluster to have room, or for all workers to come", gt=0)
+
+
+@dataclass
+class RayOptions(ElsewhereOptions):
+    address: str | None = typed_option(
+        None, "host:port of a Ray cluster; null: RAY_ADDRESS, and without it a new one on this machine"
+    )
+    resources: dict[str, Any] = option({"CPU": 1}, "what each worker takes of the cluster")
+
+
+@dataclass
+class DistributedOptions(ElsewhereOptions):
+    backend: str = option("gloo", "backend of torch.distributed", choices=("gloo", "nccl", "mpi"))
+    launcher: str = typed_option(
+        "mp", "who starts the workers: see rlcli help clusters",
+        choices=("mp", "torchrun", "submitit", "submitit_delayed"),
+    )  # fmt: skip
+    slurm: dict[str, Any] = option(
+        {}, "launcher=submitit: its options of sbatch; folder, which all nodes see", typed=True
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.on_worker_error == "restart":
+            what = "collector.on_worker_error=restart cannot replace a rank of a group"
+            yield Problem(what, "use collector=ray, or leave it out")
+
+
 COLLECTORS = {
     "sync": Part(BatchOptions), "multi_sync": Part(MultiSyncOptions), "multi_async": Part(MultiAsyncOptions),
-    "async": Part(AsyncOptions),
+    "async": Part(AsyncOptions), "ray": Part(RayOptions), "distributed": Part(DistributedOptions),
 }  # fmt: skip
 
 
@@ -474,10 +511,12 @@ class SweepConfig(Group):
 
     jobs: int | str = option(1, "jobs at a time, each in a process; auto: as many as cores", ge=1, words=("auto",))
     fail_fast: bool = option(False, "a job that fails stops the sweep; those that run are saved")
-    launcher: str = option(
+    launcher: str = typed_option(
         "here", "here: in processes of this machine; slurm: one array of jobs, submitted", choices=("here", "slurm")
     )
-    slurm: dict[str, Any] = option({}, "launcher=slurm: options of sbatch, {partition: gpu, time: '8:00:00'}")
+    slurm: dict[str, Any] = option(
+        {}, "launcher=slurm: options of sbatch, {partition: gpu, time: '8:00:00'}", typed=True
+    )
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
@@ -493,7 +532,9 @@ class CollectConfig:
     policy: PolicyOptions = option(NetworkOptions, "the policy", parts=POLICIES)
     collector: BatchOptions = option(BatchOptions, "how batches are collected", parts=COLLECTORS)
     weights: WeightsConfig = option(
-        WeightsConfig, "how new weights reach the acting policy", read_by={"collector": ("multi_async", "async")}
+        WeightsConfig,
+        "how new weights reach the acting policy",
+        read_by={"collector": ("multi_async", "async", "ray", "distributed")},
     )
     memory: MemoryOptions = option(ExactOptions, "how the next observation is stored", parts=MEMORIES)
     device: DeviceConfig = option(DeviceConfig, "devices")
