@@ -353,7 +353,7 @@ def test_models_go_by_the_schemes_that_are_messages():
     schemes = {"policy": MultiProcessWeightSyncScheme(strategy="state_dict"), "value": NoWeightSyncScheme()}
     with (
         MultiSyncCollector([cartpole], actor(), transport=Loopback, weight_sync_schemes=schemes) as c,
-        pytest.warns(UserWarning, match="names value"),
+        pytest.warns(UserWarning),
     ):
         published(c, c.policy)
         c.next()
