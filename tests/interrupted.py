@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 
 
-def instructions(files, call, *args, at: int = -1, **settings) -> int:
-    """Call, and raise KeyboardInterrupt before the instruction number `at` in these files; how many were begun."""
+def _broken_off() -> None:
+    raise KeyboardInterrupt
+
+
+def instructions(files, call, *args, at: int = -1, happens=_broken_off, **settings) -> int:
+    """Call; before the instruction number `at` in these files something happens, a Ctrl-C; how many were begun."""
     begun = 0
 
     def instruction(frame, event, arg):
         nonlocal begun
         if event == "opcode":
-            if begun == at:
-                raise KeyboardInterrupt
             begun += 1
+            if begun - 1 == at:
+                happens()
         return instruction
 
     def entered(frame, event, arg):

@@ -123,34 +123,28 @@ class RemoteGroup(ReplacingGroup):
         """Submit orders, one body for all or one each, and return the answers; raises Lost, or the first failure."""
         assert not attachments
         self._check()
+        self._submit_begun()
         chosen = range(len(self)) if only is None else only
-        orders: list[_Order | None] = []
-        for i, index in enumerate(chosen):
-            body = bodies if isinstance(bodies, bytes) else bodies[i]
-            orders.append(None if index in self.failed else self._submitted(index, kind, body))
-        answers, failed = [], None
+        each = [bodies] * len(chosen) if isinstance(bodies, bytes) else bodies
+        orders = [_Order(self._next_turn(), kind, body, EMPTY, None) for body in each]
         for index, order in zip(chosen, orders, strict=True):
-            answer = self._answer(index, order) if order is not None else None
-            if answer is not None and answer[0] == FAILED:
-                failed = failed or (index, raised(answer[1]))
-                if self.goes_on:
-                    self.failed[index] = raised(answer[1])
-                answer = None
+            if index not in self.failed:
+                self._submit(index, order)
+        answers, failures = [], {}
+        for index, order in zip(chosen, orders, strict=True):
+            how, body, arrays = self._answer(index, order)
+            if how == FAILED:
+                failures[index], body = raised(body), NOTHING
             # copied, since a transport's memory may only be read, and what a worker says may be kept
-            answers.append(None if answer is None else joined(answer[1], [np.array(x) for x in answer[2]]))
-        if failed is not None and not self.goes_on:
-            self.awaited = failed[0]
-            raise failed[1]
+            answers.append(joined(body, [np.array(x) for x in arrays]))
+        if failures and not self.goes_on:
+            self.awaited, error = next(iter(failures.items()))
+            raise error
+        self.failed |= failures
         return answers
 
     def begin(
-        self,
-        index: int,
-        kind: int,
-        body: bytes = NOTHING,
-        *,
-        about: Any = None,
-        attachments: Mapping[str, Any] = EMPTY,
+        self, index: int, kind: int, body: bytes = NOTHING, *, about: Any = None, attachments: Mapping[str, Any] = EMPTY
     ) -> None:
         """Submit an order for `first`, behind those before it, with what the transport is to carry beside it."""
         self._check()
@@ -178,13 +172,14 @@ class RemoteGroup(ReplacingGroup):
                 raise RuntimeError("an answer is expected, but no command was sent")
             done = sorted(self._wait(waiting), key=lambda index: (index - self._served - 1) % len(self))
             for index in done:
-                if (answer := self._answer(index, self._begun[index][0])) is None:
+                how, body, arrays = self._answer(index, self._begun[index][0])
+                if index in self.failed:
                     continue
                 self._served = index
                 self._longest[index] = max(self._longest[index] or 0.0, self._begun[index].popleft().took)
-                if answer[0] == FAILED:
-                    raise raised(answer[1])
-                return index, joined(*answer[1:])
+                if how == FAILED:
+                    raise raised(body)
+                return index, joined(body, arrays)
 
     def _start_another(self, index: int) -> None:
         self._check_open()
@@ -194,12 +189,6 @@ class RemoteGroup(ReplacingGroup):
         self.workers[index] = self.remote.start(index)
 
     # ---- futures ---------------------------------------------------------------------------------------------------
-    def _submitted(self, index: int, kind: int, body: bytes) -> _Order:
-        self._submit_begun()
-        order = _Order(self._next_turn(), kind, body, EMPTY, None)
-        self._submit(index, order)
-        return order
-
     def _submit_begun(self) -> None:
         """Submit what a broken-off call left, before anything else is: turns grow."""
         for index, orders in enumerate(self._begun):
@@ -216,8 +205,8 @@ class RemoteGroup(ReplacingGroup):
         except Gone as gone:
             self._lose(index, str(gone))
 
-    def _answer(self, index: int, order: _Order) -> Answer | None:
-        """Return the answer to an order; None where the worker is lost and the group goes on."""
+    def _answer(self, index: int, order: _Order) -> Answer:
+        """Return the answer to an order; nothing where the worker is lost and the group goes on."""
         self.awaited = index
         while index not in self.failed:
             try:
@@ -226,7 +215,7 @@ class RemoteGroup(ReplacingGroup):
                     return order.future.result()  # type: ignore[union-attr]
             except Gone as gone:
                 self._lose(index, str(gone))
-        return None
+        return ANSWER, NOTHING, ()
 
     def _wait(self, futures: Mapping[Any, int]) -> list[int]:
         """Wait until one of the futures is done; return whose are, none where a worker was lost instead."""

@@ -142,7 +142,8 @@ class ReplacingGroup:
     def _replace(self, index: int, cause: BaseException) -> None:
         self.refuse_given_up()
         if isinstance(cause, NOT_REPLACED):
-            self.failed.pop(index, None)  # the worker lives
+            if self.failed.get(index) is cause:  # the worker lives
+                del self.failed[index]
             raise cause
         owner = self._owner
         if not (self.goes_on and self.is_open):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -54,10 +54,6 @@ from rlcli.vec_envs.workers import shared_out
 
 _TRIES = {"is_replayable": "a trial run", "load_state_dict": "a replay"}  # of episodes, by many steps each
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
-
-
-def _nothing(vec_env: Any, place: int) -> dict[str, Any]:
-    return {}
 
 
 class ParallelVecEnv(ReplayableVecEnv, Owner):
@@ -163,9 +159,6 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
         return self.group.answers()
 
     # ---- the shards ----------------------------------------------------------------------------------------------
-    def _refuse(self, lost: Lost) -> NoReturn:
-        raise self.refusal(lost) from None
-
     def refusal(self, lost: Lost) -> Exception:
         if not self.group.is_open:
             return ArgumentError("the env is closed", where=f"env {self.name}", fix="Make a new one.")
@@ -184,7 +177,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             + " the env in one process: env.mode=serial env.workers=null.",
         )  # fmt: skip
 
-    def _each(self, name: str, given: Callable[[Any, int], dict[str, Any]] = _nothing, *, kept: bool = False) -> list:
+    def _each(self, name: str, given: Callable[..., dict[str, Any]] = lambda *_: {}, *, kept: bool = False) -> list:
         """Call a method of each shard's envs, with the arguments of its place, and return the answers; see `set_up`."""
         mine: list[Any] = []
 
@@ -295,7 +288,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             left = next(waits, len(chosen))
             self.not_begun(lanes[left:], seeds[left:])  # as one process has it: no lane after the one that raised
             if isinstance(error, Lost):
-                self._refuse(error)
+                raise self.refusal(error) from None
             raise
         finally:
             self.during = "step"
@@ -331,7 +324,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
         try:
             self.group.settle()
         except Lost as lost:
-            self._refuse(lost)
+            raise self.refusal(lost) from None
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:
@@ -355,7 +348,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
                 mine = own.step(own_step, t, actions[:apart], ahead) if own is not None else None
                 others = group.answers()
             except Lost as lost:
-                lanes._refuse(lost)
+                raise lanes.refusal(lost) from None
             if group.goes_on:
                 others = lanes._without_fallen(others)
             for column, shared in columns:

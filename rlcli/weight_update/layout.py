@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,10 @@ class WeightLayout:
     slots: dict[str, TensorSlot]
     nbytes: int
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: slot.shape for name, slot in self.slots.items()}
+
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> WeightLayout:
         slots, end = {}, 0
@@ -52,7 +57,9 @@ class WeightLayout:
                     f"'{name}' has no shape yet", fix="Call the model once before its weights are sent."
                 )
             if tensor.layout != torch.strided or tensor.is_quantized:
-                raise ArgumentError(f"'{name}' cannot be sent", why=f"it is {_kind(tensor)}", fix="Make it dense.")
+                raise ArgumentError(
+                    f"'{name}' cannot be sent", why="it is sparse, quantized or of another layout", fix="Make it dense."
+                )
             slot = slots[name] = TensorSlot(end, tuple(tensor.shape), tensor.dtype)
             end += -(-slot.nbytes // _LINE) * _LINE
         return cls(slots, max(end, _LINE))
@@ -67,6 +74,8 @@ class WeightLayout:
 
     def check(self, tensors: Mapping[str, Tensor], whose: str) -> None:
         """Raise ArgumentError where names or shapes differ (not dtypes or devices); `whose` names the model."""
+        if {name: tensor.shape for name, tensor in tensors.items()} == self.shapes:
+            return
         for name, slot in self.slots.items():
             refuse(name not in tensors, f"{whose} has no '{name}'", why="the model that is sent has one")
             shape = tuple(tensors[name].shape)
@@ -74,10 +83,6 @@ class WeightLayout:
                    why=f"in the model that is sent it is {slot.shape}")  # fmt: skip
         more = [name for name in tensors if name not in self.slots]
         refuse(more, f"{whose} has a '{', '.join(more)}'", why="the model that is sent has none")
-
-
-def _kind(tensor: Tensor) -> str:
-    return "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.").replace("_", " ")
 
 
 # ---- sums ----------------------------------------------------------------------------------------------------------

@@ -112,9 +112,7 @@ class WeightSender:
         self.model_id, self.model, self.strategy = model_id, model, strategy
         self.version = 0
         self._followed = strategy.follow(model)
-        self._checked = self._followed()
-        self.layout = WeightLayout.of(self._checked)
-        self._shapes = [slot.shape for slot in self.layout.slots.values()]
+        self.layout = WeightLayout.of(self._followed())
         self._transport = transport(self.layout)
         self._needs_fd = self._transport.fd is not None  # whatever `close` makes of it
         self._lock = threading.Lock()
@@ -157,11 +155,8 @@ class WeightSender:
         tensors = self._followed()
         if source is not None and source is not self.model:
             tensors = tensors | {k: v for k, v in matched(source, self.model).items() if k in tensors}
-        values = list(tensors.values())
-        if tensors is not self._checked or [value.shape for value in values] != self._shapes:
-            self.layout.check(tensors, f"the trained '{self.model_id}'")
-            values = [tensors[name] for name in self.layout.slots]
-        return values
+        self.layout.check(tensors, f"the trained '{self.model_id}'")
+        return [tensors[name] for name in self.layout.slots]
 
     def send_checked(self, tensors: list[Tensor], version: int) -> None:
         """Publish what `checked` gave; one thread at a time."""

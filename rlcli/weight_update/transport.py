@@ -83,15 +83,11 @@ class TransportBackend(ABC):
 class NoTransport(TransportBackend):
     """Send and receive nothing."""
 
-    def __init__(self, layout: WeightLayout, fd: int | None = None) -> None:
-        pass
+    waiting = False  # type: ignore[assignment]
 
-    def send_weights(self, version: int, tensors: list[Tensor]) -> None:
-        pass
+    def __init__(self, layout: WeightLayout, fd: int | None = None) -> None: ...
 
-    @property
-    def waiting(self) -> bool:
-        return False
+    def send_weights(self, version: int, tensors: list[Tensor]) -> None: ...
 
     def receive_weights(self, memory: np.ndarray) -> int:
         raise TypeError("nothing is ever sent")
@@ -100,17 +96,7 @@ class NoTransport(TransportBackend):
 class MPTransport(TransportBackend):
     """One message a version, which whoever has the workers carries to them.
 
-    Parameters
-    ----------
-    layout : WeightLayout
-        Of the model's tensors.
-    fd : None
-        There is no memory to share.
-
-    Attributes
-    ----------
-    message : bytes or None
-        At the sender's end the version sent last, at a worker's the one that waits to be received.
+    `message` is at the sender's end the version sent last, at a worker's the one that waits to be received.
     """
 
     def __init__(self, layout: WeightLayout, fd: int | None = None) -> None:

@@ -17,6 +17,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -24,7 +25,6 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from rlcli.arguments import refuse
-from rlcli.errors import ArgumentError
 from rlcli.weight_update.sender import WeightSender
 from rlcli.weight_update.tensors import Source, matched, write
 
@@ -43,7 +43,6 @@ class WeightUpdaterBase(ABC):
     """
 
     _registered: tuple[weakref.ref[Any], ...] = ()  # a subclass need not call our __init__
-    _hooks: list[Callable[[], Any]] | None = None
 
     # ---- what a subclass may take over -------------------------------------------------------------------------
     @classmethod
@@ -110,11 +109,9 @@ class WeightUpdaterBase(ABC):
         """Have it called after every update."""
         self.post_hooks.append(hook)
 
-    @property
+    @cached_property
     def post_hooks(self) -> list[Callable[[], Any]]:
-        if self._hooks is None:
-            self._hooks = []
-        return self._hooks
+        return []
 
     def register_collector(self, collector: Any) -> None:
         """Let the updater know a collector that calls it, without keeping it alive."""
@@ -126,13 +123,7 @@ class WeightUpdaterBase(ABC):
 
     @property
     def collector(self) -> Any:
-        """Return the one that is registered; None where there is none.
-
-        Raises
-        ------
-        ArgumentError
-            There are several.
-        """
+        """Return the one that is registered, None where there is none; ArgumentError where there are several."""
         collectors = self.collectors
         refuse(len(collectors) > 1, f"this updater serves {len(collectors)} collectors", fix="Use `collectors`.")
         return collectors[0] if collectors else None
@@ -205,11 +196,10 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
         sender: WeightSender | None = None,
         post: Callable[[bytes], Any] | None = None,
     ) -> None:
-        if sender is not None and sender.has_messages and post is None:
-            raise ArgumentError(
-                f"the weights of '{sender.model_id}' are sent as messages, and nothing sends them", where="post=",
-                fix="Give a function that takes each to every worker's receiver.take, or use shared memory.",
-            )  # fmt: skip
+        if sender is not None:
+            refuse(sender.has_messages and post is None,
+                   f"the weights of '{sender.model_id}' are sent as messages, and nothing sends them", where="post=",
+                   fix="Give a function that takes each to all workers' receiver.take, or share memory.")  # fmt: skip
         self.weights_getter, self.sender, self.post = get_server_weights, sender, post
         self._lock = threading.Lock()  # between the number of a version and its publication
 

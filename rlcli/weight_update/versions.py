@@ -24,7 +24,7 @@ from rlcli.weight_update.layout import WeightLayout, checksum, copy_summed, summ
 from rlcli.weight_update.publications import COUNT, Overtaken, Publications
 from rlcli.weight_update.transport import TransportBackend
 
-_TRIES = 3  # copies of a slot that nobody wrote to meanwhile, and that do not sum up
+_TRIES = 3  # copies that do not sum up, though nothing newer was published
 
 
 class SharedVersions(TransportBackend):
@@ -78,8 +78,10 @@ class SharedVersions(TransportBackend):
 
     def _newest(self, count: int) -> tuple[int, int]:
         """Return the newest slot of so many publications, and its mark: -1 where a later one has overwritten it."""
-        first, second = (mark if mark <= count else -1 for mark in self._mark)
-        return int(second > first), max(first, second)
+        first, second = self._mark
+        slot = int(first > count or first < second <= count)
+        mark = second if slot else first
+        return slot, mark if mark <= count else -1
 
     # ---- the writer --------------------------------------------------------------------------------------------
     def publish(self, version: int, tensors: list[Tensor]) -> None:
@@ -131,26 +133,26 @@ class SharedVersions(TransportBackend):
                     raise
 
     def _receive(self, memory: np.ndarray) -> int:
-        slot, mark = self._newest(self._publications.seen)
-        if mark < 0:
-            raise Overtaken
-        if mark != self._held:
-            self._adopted = self._copy(memory, slot, mark)
-        self._held, self._read = mark, self._publications.seen
-        return self._adopted
-
-    def _copy(self, memory: np.ndarray, slot: int, mark: int) -> int:
+        seen = self._publications.seen
         for _ in range(_TRIES):
+            slot, mark = self._newest(seen)
+            if mark == self._held:
+                break
             version, total = self._version[slot], self._sum[slot]
             arrived = checksum(copy_summed(memory, self._bytes[slot]), version)
-            if self._mark[slot] != mark:
+            if self._mark[slot] == mark >= 0:
+                if arrived == total:
+                    self._held, self._adopted = mark, version
+                    break
+            elif self._publications.count != seen:
                 raise Overtaken
-            if arrived == total:
-                return version
-        raise DamagedDataError(
-            "weights in shared memory are not what was published", where=f"version {version}",
-            why="they do not sum to the writer's checksum",
-        )  # fmt: skip
+        else:
+            raise DamagedDataError(
+                "weights in shared memory are not what was published", where=f"version {version}",
+                why="they do not sum to the writer's checksum",
+            )  # fmt: skip
+        self._read = seen
+        return self._adopted
 
     def close(self) -> None:
         """Close the descriptor; whoever has the memory keeps it."""

@@ -70,3 +70,13 @@ def test_lanes_that_cannot_be_looked_at_are_said_and_the_others_are_looked_at(ca
         while time.monotonic() - began < 60:
             time.sleep(0.01)
     assert capfd.readouterr().err.count("ZeroDivisionError") == 1
+
+
+def test_seconds_are_those_of_looks_that_see_the_same(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock[0])
+    dog, quiet = watchdog.Watchdog(), []
+    for passed, seen in [(0, 1), (0.4, 1), (1000, 1), (0.4, 2), (0.4, 2), (0.3, 2)]:  # once, this process was stopped
+        clock[0] += passed
+        quiet.append((round(dog.look(seen), 3), dog.passes(0.6)))
+    assert quiet == [(0, False), (0.4, False), (0.9, True), (0, False), (0.4, False), (0.7, True)]

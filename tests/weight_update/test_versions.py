@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import sys
 import time
@@ -11,10 +12,19 @@ from functools import partial
 
 import pytest
 from face import Worker, WorkerGroup, packed, refused, unpacked
+from interrupted import instructions
 from weight_workers import fill, is_stopped, model, numbers
 
 from rlcli.errors import DamagedDataError
-from rlcli.weight_update import SharedMemWeightSyncScheme, SharedVersions, open_receiver, versions
+from rlcli.weight_update import (
+    SharedMemWeightSyncScheme,
+    SharedVersions,
+    layout,
+    open_receiver,
+    publications,
+    versions,
+)
+from rlcli.weight_update import receiver as receiving
 from rlcli.weight_update.publications import SharedPublications
 from rlcli.weight_update.receiver import ModelsReceiver
 
@@ -141,6 +151,29 @@ def test_a_reader_that_is_overtaken_begins_again(monkeypatch):
     assert receiver.receive() == 21 and numbers(acting) == {21.0} and len(copies) == 3
 
 
+def test_a_reader_whose_slot_is_half_overwritten_looks_at_the_other(monkeypatch):
+    sender, trained, receiver, acting = pair()
+    send(sender, trained, 1)
+    copy, copy_in, copies = versions.copy_summed, SharedVersions._copy_in, []
+
+    def half(self, tensors, slot):
+        self._bytes[slot, ::2] = 7
+        raise MemoryError
+
+    def overwritten(target, source):
+        copies.append(source)
+        if len(copies) == 1:
+            send(sender, trained, 2)
+            monkeypatch.setattr(SharedVersions, "_copy_in", half)
+            with pytest.raises(MemoryError):
+                send(sender, trained, 3)
+            monkeypatch.setattr(SharedVersions, "_copy_in", copy_in)
+        return copy(target, source)
+
+    monkeypatch.setattr(versions, "copy_summed", overwritten)
+    assert receiver.receive() == 2 and numbers(acting) == {2.0} and len(copies) == 2
+
+
 def test_a_publication_during_a_copy_leaves_that_copy_whole(monkeypatch):
     """It goes to the other buffer; the reader has what was newest when it began, and something waits."""
     sender, trained, receiver, acting = pair()
@@ -181,7 +214,7 @@ class Several:
     def __init__(self, *widths: int) -> None:
         self.publications, self.trained, self.acting = SharedPublications(), {}, {}
         self.receivers = ModelsReceiver(SharedPublications(os.dup(self.publications.fd)))
-        self.senders = {}
+        self.senders, self.version, self.published = {}, 0, [0.0, 0.0]
         for name, width in zip("ab", widths, strict=True):
             self.trained[name], self.acting[name] = fill(model(width), 0), fill(model(width), -1)
             sender = self.senders[name] = SharedMemWeightSyncScheme().create_sender(name, self.trained[name])
@@ -192,6 +225,13 @@ class Several:
         with self.publications.published():
             for name in only:
                 send(self.senders[name], self.trained[name], version)
+
+    def publish_next(self, only: str) -> list[float]:
+        """Publish the version after the newest; what is to be held of it."""
+        self.version += 1
+        self.publish(self.version, only)
+        self.published = [self.version if name in only else x for name, x in zip("ab", self.published, strict=True)]
+        return self.published
 
     def held(self) -> list[float]:
         """What each of the acting models consists of."""
@@ -241,6 +281,43 @@ def test_a_reader_of_several_that_is_overtaken_between_them_begins_again(widths,
 
     monkeypatch.setattr(SharedVersions, "_receive", overtaken)
     assert several.receivers.receive() == {"a": 41, "b": 41} and several.held() == [41, 41] and len(calls) == 6
+
+
+FILES = {module.__file__ for module in (versions, publications, layout, receiving)}
+NEWER = [["ab"], ["b"], ["a", "b"], ["ab", "ab"], ["b", "ab", "a"], ["ab", "ab", "ab"]]
+
+
+def test_wherever_a_reader_is_overtaken_it_adopts_one_publication():
+    several, rng = Several(2, 2), random.Random(0)
+    for pattern in NEWER:
+        several.publish_next("ab")
+        points = instructions(FILES, several.receivers.receive)
+        assert points > 300
+        for at in rng.sample(range(points), 80):
+            states = [several.publish_next("ab")]
+            instructions(
+                FILES, several.receivers.receive, at=at,
+                happens=lambda states=states, pattern=pattern: states.extend(map(several.publish_next, pattern)),
+            )  # fmt: skip
+            assert several.held() in states
+            several.receivers.receive()
+            assert several.held() == states[-1] and not several.receivers.waiting
+
+
+def test_wherever_a_writer_is_it_leaves_one_publication():
+    several, rng = Several(2, 2), random.Random(0)
+    points = instructions(FILES, several.publish_next, "ab")
+    for only in ("ab", "a", "b"):
+        for at in rng.sample(range(points * len(only) // 2), 80):
+            before, found = several.publish_next("ab"), []
+            instructions(
+                FILES, several.publish_next, only, at=at,
+                happens=lambda found=found: found.append((several.receivers.receive(), several.held())),
+            )  # fmt: skip
+            ((_, held),) = found
+            assert held in (before, several.published)
+            several.receivers.receive()
+            assert several.held() == several.published
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------
