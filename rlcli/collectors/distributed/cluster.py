@@ -120,7 +120,7 @@ class Cluster:
 
     def answers(self) -> bool:
         """Return whether its head takes a connection: without it Ray waits a minute for all that ends something."""
-        return self.ray.is_initialized() and _answers(*self.address.rsplit(":", 1), _EVERY)
+        return self.ray.is_initialized() and _answers(self.address, _EVERY)
 
     def leave(self) -> None:
         """Use it no more: who is last ends it, or leaves it."""
@@ -149,7 +149,7 @@ def _joined(address: str) -> dict[str, str]:
     refuse(address == "auto" or not host or not port.isdigit(), f"'{address}' is no address of a Ray cluster",
            why="auto may be another user's" if address == "auto" else None,
            fix="Give host:port, as `ray start --head` shows it.")  # fmt: skip
-    if not _answers(host, port):
+    if not _answers(address):
         raise ArgumentError(
             f"no Ray cluster answers at {address}",
             fix="Start one with `ray start --head`, or leave the address out for a new one on this machine.",
@@ -157,12 +157,13 @@ def _joined(address: str) -> dict[str, str]:
     from ray.util import get_node_ip_address
 
     # Ray takes the loopback address for the machine's other one
-    loopback = host in ("localhost", "127.0.0.1") and not _answers(get_node_ip_address(), port)
+    loopback = host in ("localhost", "127.0.0.1") and not _answers(f"{get_node_ip_address()}:{port}")
     has_token = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     return _OUTLIVES_HEAD | ({_LOOPBACK: "0"} if loopback else {}) | ({"RAY_AUTH_MODE": "token"} if has_token else {})
 
 
-def _answers(host: str, port: str, seconds: float = _ANSWERS) -> bool:
+def _answers(address: str, seconds: float = _ANSWERS) -> bool:
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), seconds).close()
     except OSError:
@@ -209,12 +210,11 @@ def _silent() -> Iterator[None]:
 # ---- how it ends -----------------------------------------------------------------------------------------------------
 def _look_at_head(address: str, over: threading.Event) -> None:
     """Ask the run to stop, as SIGTERM does, once the head has not answered several times."""
-    host, _, port = address.rpartition(":")
     failures = 0
     while failures < _FAILURES:
         if over.wait(_EVERY):
             return
-        failures = 0 if _answers(host, port, _EVERY) else failures + 1
+        failures = 0 if _answers(address, _EVERY) else failures + 1
     say(f"the Ray cluster's head at {address} is gone: its workers cannot be replaced any more")
     if callable(signal.getsignal(signal.SIGTERM)):
         os.kill(os.getpid(), signal.SIGTERM)
