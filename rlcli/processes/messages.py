@@ -29,7 +29,7 @@ def parted(value: Any) -> tuple[bytes, list[np.ndarray]]:
     buffers: list[pickle.PickleBuffer] = []
     body = io.BytesIO()
     try:
-        _Pickler(body, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(value)
+        _ArrayPickler(body, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(value)
     except Exception:  # whatever an object of the user's raises
         import cloudpickle
 
@@ -47,7 +47,7 @@ def _bytes_of(buffers: Sequence[pickle.PickleBuffer]) -> list[np.ndarray]:
     return [np.asarray(buffer.raw()) for buffer in buffers]
 
 
-class _Pickler(pickle.Pickler):
+class _ArrayPickler(pickle.Pickler):
     """Pickle a plain tensor of this process's memory as the array that it is."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -66,14 +66,9 @@ def _tensor(array: np.ndarray) -> Any:
 
 
 class Seal:
-    """Seal the numbered bodies that go one way under a key, or open those that come.
+    """Seal the numbered bodies that go one way under a key of 16 to 64 bytes, or open those that come.
 
-    Parameters
-    ----------
-    key : bytes
-        16 to 64 of them, which both ends have and nobody else.
-    way : bytes
-        Who sends to whom, at most 16 bytes: what one sends is not taken for what the other does.
+    `way` says who sends to whom, in at most 16 bytes: what one sends is not taken for what the other does.
     """
 
     def __init__(self, key: bytes, way: bytes) -> None:
@@ -86,13 +81,7 @@ class Seal:
         return seal.digest() + body
 
     def opened(self, number: int, message: bytes) -> bytes:
-        """Return the body of a message that came with this number.
-
-        Raises
-        ------
-        DamagedDataError
-            It was forged or cut, or is older than what came before.
-        """
+        """Return the body of a message that came with this number; DamagedDataError if forged, cut or an older one."""
         body = message[_DIGEST:]
         if number < self._last or not hmac.compare_digest(message, self.sealed(number, body)):
             raise DamagedDataError(

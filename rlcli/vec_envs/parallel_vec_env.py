@@ -206,8 +206,9 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
         return turn, None if self._tried is None else int(self._tried[index])
 
     def stands_still(self, index: int, seconds: float) -> None:
-        why = f"{self.during} has not returned in its worker process"
-        say(f"no answer for {seconds:.0f} s ({self._place_of(index)}): {why}; still waiting ({ENDED_BY})")
+        if self._tried is not None:  # else the envs are being made
+            why = f"{self.during} has not returned in its worker process"
+            say(f"no answer for {seconds:.0f} s ({self._place_of(index)}): {why}; still waiting ({ENDED_BY})")
 
     def collected(self, index: int) -> int:
         return self.clock[0] * len(self.parts[index]) - self.restarts[index][1]

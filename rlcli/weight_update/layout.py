@@ -45,8 +45,8 @@ class WeightLayout:
     nbytes: int
 
     @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: slot.shape for name, slot in self.slots.items()}
+    def shapes(self) -> tuple[list[str], list[tuple[int, ...]]]:
+        return list(self.slots), [slot.shape for slot in self.slots.values()]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> WeightLayout:
@@ -72,10 +72,11 @@ class WeightLayout:
             for name, slot in self.slots.items()
         }
 
-    def check(self, tensors: Mapping[str, Tensor], whose: str) -> None:
-        """Raise ArgumentError where names or shapes differ (not dtypes or devices); `whose` names the model."""
-        if {name: tensor.shape for name, tensor in tensors.items()} == self.shapes:
-            return
+    def ordered(self, tensors: Mapping[str, Tensor], whose: str) -> list[Tensor]:
+        """Return tensors in the order of the slots; ArgumentError where names or shapes differ from `whose` model's."""
+        values = list(tensors.values())
+        if (list(tensors), [tensor.shape for tensor in values]) == self.shapes:
+            return values
         for name, slot in self.slots.items():
             refuse(name not in tensors, f"{whose} has no '{name}'", why="the model that is sent has one")
             shape = tuple(tensors[name].shape)
@@ -83,6 +84,7 @@ class WeightLayout:
                    why=f"in the model that is sent it is {slot.shape}")  # fmt: skip
         more = [name for name in tensors if name not in self.slots]
         refuse(more, f"{whose} has a '{', '.join(more)}'", why="the model that is sent has none")
+        return [tensors[name] for name in self.slots]
 
 
 # ---- sums ----------------------------------------------------------------------------------------------------------

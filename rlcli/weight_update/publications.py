@@ -25,7 +25,7 @@ class Overtaken(Exception):
 
 
 class Publications:
-    """Publish what one process has staged, at once; `count` is int64 `[1]` in memory that its readers share."""
+    """Publish what a process has staged, at once; `count` is int64 `[1]`."""
 
     def __init__(self, count: np.ndarray) -> None:
         self._count = count.data  # Python's own numbers

@@ -15,38 +15,32 @@ POLICY = "policy"
 
 
 class Target(Protocol):
-    """Where models act."""
+    """Where models act: `checked` weights fit and are uncopied, those that are sent act all at one instant."""
 
-    trained: dict[str, Any]  # their names, the policy's first, and what publishes to each
+    trained: dict[str, Any]  # by name, the policy first
 
-    def connect(self, name: str, trained: Any, used: Any) -> None:
-        """Have one more model act as `used`, or another in its place."""
+    def connect(self, name: str, trained: Any, used: Any) -> None: ...
 
-    def checked(self, name: str, source: Source) -> Any:
-        """Return a model's new weights, uncopied; ArgumentError where they do not fit."""
+    def checked(self, name: str, source: Source) -> Any: ...
 
-    def send(self, checked: dict[str, Any], version: int) -> None:
-        """Let new weights act, all at one instant."""
+    def send(self, checked: dict[str, Any], version: int) -> None: ...
 
-    def restart_at(self, version: int) -> None:
-        """Go on counting from there; what was published and does not act yet is of another course."""
+    def restart_at(self, version: int) -> None: ...
 
 
 class Publisher:
-    """Publish whole versions of any models to one target, from any thread."""
+    """Publish whole versions of any models to one target, from any thread: of all as they are trained, or of one."""
 
     def __init__(self, target: Target) -> None:
         self.target, self.version = target, 0  # of the policy, as published last
         self._lock = threading.Lock()
 
     def register(self, name: str, model: nn.Module, used: Any) -> None:
-        """Publish the weights of `model` too, for what acts as `used`."""
         check_model(name, model)
         with self._lock:
             self.target.connect(name, model, used)
 
     def publish(self, source: Source | None = None, model_id: str | None = None) -> None:
-        """Publish a version of all models as they are trained now, or of one from `source`."""
         with self._lock:
             new = self._named(source, model_id)
             version = self.version + (POLICY in new)
@@ -54,7 +48,7 @@ class Publisher:
             self.version = version
 
     def _named(self, source: Source | None, model_id: str | None) -> dict[str, Any]:
-        """Map each model that a publication names to its new weights: as trained, or `source`."""
+        """Map each model that is published to its new weights."""
         name, trained = model_id or POLICY, self.target.trained
         refuse(name not in trained, f"no model is called '{name}'", why=f"there are {', '.join(trained)}",
                fix="register_model(name, module) adds one.")  # fmt: skip
@@ -64,6 +58,7 @@ class Publisher:
         return new if source is None else new | {name: source}
 
     def restart_at(self, version: int) -> None:
+        """Go on counting from there; what was published and does not act yet is of another course."""
         with self._lock:
             self.target.restart_at(version)
             self.version = version

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.arguments import refuse
+from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.publications import Overtaken, Publications
 from rlcli.weight_update.sender import Handle, WeightStrategy
 from rlcli.weight_update.tensors import check_apart, part, wait
@@ -45,7 +46,7 @@ class WeightReceiver:
                f"the weights of '{handle.model_id}' lie in shared memory, and its descriptor is missing",
                fix="Pass the sender's fd to each worker beside the handle, before the sender is closed.")  # fmt: skip
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
-        self._followed = WeightStrategy(handle.extract_as).follow(model)
+        self._followed = ModuleWatch(model, WeightStrategy(handle.extract_as).tensors)
         self._transport = handle.transport(self.layout, fd)
         self._memory = np.zeros(self.layout.nbytes, np.uint8)
         self._move_in()
@@ -53,9 +54,9 @@ class WeightReceiver:
     def _move_in(self) -> None:
         """Have the model's tensors lie in our memory, or keep note of those that cannot."""
         self._tensors = self._followed()
-        self.layout.check(self._tensors, f"the worker's '{self.model_id}'")
-        self._outside: list[tuple[Tensor, Tensor]] = []  # tensors of the model, and where their bytes arrive
-        inside = []
+        self.layout.ordered(self._tensors, f"the worker's '{self.model_id}'")
+        self._inside: list[Tensor] = []
+        self._outside: list[tuple[Tensor, Tensor]] = []  # others, and where their bytes arrive
         views = self.layout.views(self._memory)
         with torch.inference_mode(False), torch.no_grad():
             for name, tensor in self._tensors.items():
@@ -64,10 +65,10 @@ class WeightReceiver:
                 if tensor.device.type == "cpu" and tensor.dtype == view.dtype and tensor.is_contiguous():
                     view.copy_(tensor)
                     tensor.data = view
-                    inside.append(tensor)
+                    self._inside.append(tensor)
                 else:
                     self._outside.append((tensor, view))
-        self._inside, self._addresses = inside, [tensor.data_ptr() for tensor in inside]
+        self._addresses = [tensor.data_ptr() for tensor in self._inside]
 
     def join(self, publications: Publications) -> None:
         """Receive together with other models; see `TransportBackend.join`."""

@@ -57,10 +57,6 @@ class WeightStrategy:
             return {name: tensor for name, tensor in tensors.items() if name in saved}
         return tensors
 
-    def follow(self, model: nn.Module) -> ModuleWatch[dict[str, Tensor]]:
-        """Return what gives the weights, looked up anew only after the model's parts have changed."""
-        return ModuleWatch(model, self.tensors)
-
     def extract_weights(self, source: nn.Module) -> TensorDictBase | dict[str, Tensor]:
         """Return the weights in the strategy's form, without gradients, on the model's memory: nothing is copied."""
         tensors = {name: tensor.detach() for name, tensor in self.tensors(source).items()}
@@ -111,7 +107,7 @@ class WeightSender:
             raise ArgumentError(f"the model '{model_id}' has no weights to send", why=f"it is a {type(model).__name__}")
         self.model_id, self.model, self.strategy = model_id, model, strategy
         self.version = 0
-        self._followed = strategy.follow(model)
+        self._followed = ModuleWatch(model, strategy.tensors)  # anew only after its parts have changed
         self.layout = WeightLayout.of(self._followed())
         self._transport = transport(self.layout)
         self._needs_fd = self._transport.fd is not None  # whatever `close` makes of it
@@ -155,8 +151,7 @@ class WeightSender:
         tensors = self._followed()
         if source is not None and source is not self.model:
             tensors = tensors | {k: v for k, v in matched(source, self.model).items() if k in tensors}
-        self.layout.check(tensors, f"the trained '{self.model_id}'")
-        return [tensors[name] for name in self.layout.slots]
+        return self.layout.ordered(tensors, f"the trained '{self.model_id}'")
 
     def send_checked(self, tensors: list[Tensor], version: int) -> None:
         """Publish what `checked` gave; one thread at a time."""

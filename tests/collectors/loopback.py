@@ -10,11 +10,12 @@ import threading
 from concurrent.futures import Future
 
 import numpy as np
+from face import Channel, Worker
 
-from rlcli.processes.channel import Channel, Closed
+from rlcli.processes.channel import Closed
 from rlcli.processes.messages import Seal
 from rlcli.processes.remote_group import Gone, RemoteWorker
-from rlcli.processes.worker import Worker, end
+from rlcli.processes.worker import end
 
 PRELOAD = ["loopback", "test_remote", "rlcli.collectors.workers.worker"]
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from face import decode_state, encode_state, refused
 from interrupted import instructions
+from loopback import Loopback
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -302,11 +303,14 @@ class Constant(nn.Module):
         )
 
 
-@pytest.mark.parametrize("swap", ["rollout", "step"])
+SOMEWHERE_ELSE = {"transport": Loopback}
+
+
+@pytest.mark.parametrize("more", [{}, {"weights_swap": "step"}, SOMEWHERE_ELSE], ids=["rollout", "step", "elsewhere"])
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_rows_say_which_whole_version_chose_their_actions(kind, swap):
+def test_rows_say_which_whole_version_chose_their_actions(kind, more):
     policy = Constant()
-    options = {"frames_per_batch": 60, "total_frames": 900, "track_policy_version": True, "weights_swap": swap}
+    options = {"frames_per_batch": 60, "total_frames": 900, "track_policy_version": True} | more
     with kind([cartpole] * 2, policy, **options) as c:
         for number, batch in enumerate(c, 1):
             shown, version = batch["shown"].reshape(-1, 2), batch["collector", "policy_version"].flatten()
@@ -316,9 +320,10 @@ def test_rows_say_which_whole_version_chose_their_actions(kind, swap):
             c.update_policy_weights_()
 
 
-def test_further_models_are_kept_in_step_where_an_env_uses_them():
+@pytest.mark.parametrize("more", [{}, SOMEWHERE_ELSE], ids=["here", "elsewhere"])
+def test_further_models_are_kept_in_step_where_an_env_uses_them(more):
     model = nn.Linear(1, 1)
-    with MultiSyncCollector([Judged] * 2, None, frames_per_batch=8, cat_results=0) as c:
+    with MultiSyncCollector([Judged] * 2, None, frames_per_batch=8, cat_results=0, **more) as c:
         c.register_model("judge", model, "env.judge")
         for value in (2.0, -3.0):
             with torch.no_grad():
@@ -892,7 +897,7 @@ def test_a_worker_is_told_once_which_memory_is_gone():
         del held
         for _ in range(4):
             c.next()
-        assert all(len(gone) < 3 for gone in c.group._gone)
+        assert all(len(gone) < 3 for gone in c.group.rows._gone)
 
 
 @pytest.mark.parametrize("lag", [{}, {"max_lag": 2, "on_lag": "block"}], ids=["report", "block"])

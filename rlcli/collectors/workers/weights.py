@@ -19,13 +19,7 @@ from rlcli.weight_update.tensors import Source
 
 
 class WorkerModels:
-    """Send versions of each trained model to all workers by its scheme, as the target of a `Publisher`.
-
-    Parameters
-    ----------
-    usual : WeightSyncScheme, optional
-        Of models without one; where it is not `local`, workers may be on other machines, and all schemes have to suit.
-    """
+    """Send versions of each trained model to all workers, by its scheme or `usual`, as the target of a `Publisher`."""
 
     def __init__(
         self,
@@ -36,7 +30,7 @@ class WorkerModels:
     ) -> None:
         self.group, self._schemes, self._warned = group, _schemes(schemes), False
         self._usual = SharedMemWeightSyncScheme() if usual is None else usual
-        self._local = self._usual.local
+        self._local = self._usual.local  # else workers may be on other machines
         self.trained: dict[str, Any] = {}
         self.senders: dict[str, WeightSender] = {}
         self._publications = SharedPublications()

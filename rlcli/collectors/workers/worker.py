@@ -2,7 +2,7 @@
 
 | rows lie in | which is | and go to the parent (`MultiProcessCollector`), which puts batches together |
 |---|---|---|
-| `SharedRows` | memory that the parent makes and shares | not at all, but for what no column was made for |
+| `SlotRows` | memory that the parent makes and shares | not at all, but for what no column was made for |
 | `OwnRows` | one batch of the worker's own, overwritten by the next | with the answer, all of them |
 
 What no column was made for: the successors of episodes that ended, the row that the next batch begins with, keys that
@@ -90,7 +90,7 @@ def _written(x: Any) -> int:
 
 
 def work(channel: Channel) -> None:
-    worker = CollectorWorker(SharedRows(channel))
+    worker = CollectorWorker(SlotRows(channel))
     try:
         serve(Line(channel), worker.carry_out)
     finally:
@@ -184,7 +184,7 @@ class SlotCollector(PartCollector):
         return super()._make_engine(pool)
 
 
-class SharedRows:
+class SlotRows:
     """Share with a parent on this machine: rows, signs of life, publications; it sends a descriptor with the order."""
 
     def __init__(self, channel: Channel) -> None:
