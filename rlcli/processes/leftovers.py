@@ -33,9 +33,8 @@ class Leftovers:
             f"import sys; sys.path[:] = {sys.path!r}\n"
             f"from rlcli.processes.leftovers import outlive; outlive({os.getpid()}, {self.mark!r}, {self.folder!r})"
         )
-        self._watcher = subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        self._watcher = subprocess.Popen([sys.executable, "-c", program], **nowhere, start_new_session=True)  # type: ignore[call-overload]
 
     def clear_up(self) -> None:
         """Kill all processes that have the mark, and remove the folder."""

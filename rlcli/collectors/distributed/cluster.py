@@ -6,6 +6,7 @@
 | writes its token to the home folder, for all to read | a new one, in the environment of its processes alone |
 | makes its folder 0777 | inside one that nobody else enters |
 | takes SIGTERM and `sys.excepthook` | both are put back |
+| ends with a SIGTERM to all processes of a terminal or job | it is a session of its own |
 | ends this process a minute after its head | a thread looks at the head, and has the run saved |
 | prints what happens to its workers | who waits for a worker says what happened to it |
 | leaves processes when this one is killed | they are `Leftovers` |
@@ -23,6 +24,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from rlcli.arguments import refuse
@@ -81,7 +83,8 @@ class Cluster:
             self._init(_joined(address), config, address=address)
         else:
             leftovers = Leftovers()
-            settings = _LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32), MARK: leftovers.mark}
+            settings = _LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32), MARK: leftovers.mark,
+                                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # fmt: skip
             try:
                 usual = {"include_dashboard": False, "num_cpus": cpus}
                 self._init(settings, usual | config, address="local", _temp_dir=f"{leftovers.folder}/r")
@@ -95,9 +98,10 @@ class Cluster:
         threading.Thread(target=_look_at_head, args=(self.address, self._over), daemon=True).start()
 
     def _init(self, settings: Mapping[str, str], config: Mapping[str, Any], **given: Any) -> None:
-        from ray._private import ray_constants
+        from ray._private import ray_constants, services
         from ray._raylet import AuthenticationTokenLoader, Config
 
+        start, services.ConsolePopen = services.ConsolePopen, partial(services.ConsolePopen, start_new_session=True)
         with _environment(settings), _handler_kept(), _silent():
             Config.initialize("")  # it read the environment when Ray was imported
             AuthenticationTokenLoader.instance().reset_cache()
@@ -111,6 +115,12 @@ class Cluster:
                     why=in_words(error.__cause__ or error.__context__ or error, 140),
                     fix="A cluster that is there wants its token (RAY_AUTH_TOKEN), and its version of Ray and Python.",
                 ) from error  # fmt: skip
+            finally:
+                services.ConsolePopen = start
+
+    def answers(self) -> bool:
+        """Return whether its head takes a connection: without it Ray waits a minute for all that ends something."""
+        return self.ray.is_initialized() and _answers(self.address, _EVERY)
 
     def leave(self) -> None:
         """Use it no more: who is last ends it, or leaves it."""
@@ -139,7 +149,7 @@ def _joined(address: str) -> dict[str, str]:
     refuse(address == "auto" or not host or not port.isdigit(), f"'{address}' is no address of a Ray cluster",
            why="auto may be another user's" if address == "auto" else None,
            fix="Give host:port, as `ray start --head` shows it.")  # fmt: skip
-    if not _answers(host, port):
+    if not _answers(address):
         raise ArgumentError(
             f"no Ray cluster answers at {address}",
             fix="Start one with `ray start --head`, or leave the address out for a new one on this machine.",
@@ -147,12 +157,13 @@ def _joined(address: str) -> dict[str, str]:
     from ray.util import get_node_ip_address
 
     # Ray takes the loopback address for the machine's other one
-    loopback = host in ("localhost", "127.0.0.1") and not _answers(get_node_ip_address(), port)
+    loopback = host in ("localhost", "127.0.0.1") and not _answers(f"{get_node_ip_address()}:{port}")
     has_token = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     return _OUTLIVES_HEAD | ({_LOOPBACK: "0"} if loopback else {}) | ({"RAY_AUTH_MODE": "token"} if has_token else {})
 
 
-def _answers(host: str, port: str, seconds: float = _ANSWERS) -> bool:
+def _answers(address: str, seconds: float = _ANSWERS) -> bool:
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), seconds).close()
     except OSError:
@@ -168,7 +179,7 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         for name in settings:
-            del os.environ[name]
+            os.environ.pop(name, None)
         os.environ.update(before)
 
 
@@ -199,12 +210,11 @@ def _silent() -> Iterator[None]:
 # ---- how it ends -----------------------------------------------------------------------------------------------------
 def _look_at_head(address: str, over: threading.Event) -> None:
     """Ask the run to stop, as SIGTERM does, once the head has not answered several times."""
-    host, _, port = address.rpartition(":")
     failures = 0
     while failures < _FAILURES:
         if over.wait(_EVERY):
             return
-        failures = 0 if _answers(host, port, _EVERY) else failures + 1
+        failures = 0 if _answers(address, _EVERY) else failures + 1
     say(f"the Ray cluster's head at {address} is gone: its workers cannot be replaced any more")
     if callable(signal.getsignal(signal.SIGTERM)):
         os.kill(os.getpid(), signal.SIGTERM)

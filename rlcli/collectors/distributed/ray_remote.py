@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -81,12 +80,14 @@ class RayRemote:
         bundle = index // self.together
         place = PlacementGroupSchedulingStrategy(self._place, placement_group_bundle_index=bundle)
         options = {**self.resources[bundle], "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": place}
-        worker = self._ray.remote(**options)(RayWorker).remote(self.target, versions(), sys.path)
+        worker = self._ray.remote(**options)(RayWorker).remote(self.target, versions())
         self._workers.add(worker)
         return worker
 
     def submit(self, worker: Any, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
         """Have a worker carry out an order; see `Remote.submit`."""
+        if not self._ray.is_initialized():  # Ray would start another cluster
+            raise Gone("was lost with the cluster, which somebody shut down")
         answer: Future[Answer] = Future()
         come = worker.carry_out.remote(turn, kind, body, [*carried], *carried.values())
         come.future().add_done_callback(partial(_hand_on, answer))
@@ -99,7 +100,8 @@ class RayRemote:
     def kill(self, worker: Any) -> None:
         """End an actor at once."""
         self._workers.discard(worker)
-        self._ray.kill(worker)
+        if self._ray.is_initialized():
+            self._ray.kill(worker)
 
     def close(self) -> None:
         """End all actors, and leave the cluster."""
@@ -108,7 +110,7 @@ class RayRemote:
         place, self._place = self._place, None
         if place is None:
             return
-        if self._ray.is_initialized():
+        if self.cluster.answers():
             for worker in list(self._workers):
                 self.kill(worker)
             remove_placement_group(place)
@@ -118,9 +120,8 @@ class RayRemote:
 class RayWorker:
     """Serve one worker's orders in an actor, on its main thread, where a step that hangs can be interrupted."""
 
-    def __init__(self, target: str, needed: Mapping[str, str], path: Sequence[str]) -> None:
+    def __init__(self, target: str, needed: Mapping[str, str]) -> None:
         become_worker()
-        sys.path += [folder for folder in path if folder not in sys.path]
         there = versions()
         self._others = [
             f"{name} {there[name]} there, {here} here" for name, here in needed.items() if there[name] != here

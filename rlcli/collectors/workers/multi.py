@@ -139,12 +139,13 @@ class MultiProcessCollector(BaseCollector):
         self.update_at_each_batch = parent.update_at_each_batch
         self.seed = drawn_seed() if parent.seed is None else parent.seed
         self._check_buffer(parent)
-        warn_of_cores(len(makers))
         everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
         local = transport is None
-        if not local:
+        if local:
+            warn_of_cores(len(makers))
+        else:
             check_elsewhere(options, start_method, weight_sync_schemes)
         body, threads = sent("hooks", self._hooks, shared=local), counted("num_threads", num_threads, 1)
         learned, quiet = told() if local else told().elsewhere(), _quiet(filter_warnings_subprocess)
