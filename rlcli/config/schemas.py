@@ -55,7 +55,7 @@ def _made(schema: type) -> dict[str, str]:
 
 
 def idle(cfg: Any) -> dict[str, tuple[str, str]]:
-    """Return keys that nothing reads, and why: a group (their own or another) and its choice, or `verb` and that."""
+    """Return keys that nothing reads, and why: a group, its own or another, and its choice, or `verb` and the verb."""
     schema, own = type(cfg), held(cfg)
     made = _made(schema)
     chosen = made | {group: getattr(cfg, group).kind for group in CHOICES if group in groups(schema)}

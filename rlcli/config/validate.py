@@ -93,12 +93,10 @@ def _without_meaning(cfg: Any, typed: Collection[str] | None, undecided: Collect
 
 
 def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], where: str) -> CollectConfig:
-    """Return the configuration of a run that goes on, from what its folder keeps and the overrides of this command.
-
-    What the run began with, weights and rows, is its own by now: where that came from may be gone.
-    """
+    """Return the configuration of a run that goes on, from what its folder keeps and the overrides of this command."""
     problems: list[Problem] = []
     cfg = from_dict(verb, data, overrides, where, problems)
+    # what the run began with, weights and rows, is its own by now: where that came from may be gone
     begun = replace(cfg, policy=replace(cfg.policy, init_from=None, init_strict=True))
     if isinstance(begun, Config) and is_off_policy(begun):
         begun = replace(begun, storage=replace(begun.storage, init_from=None))
