@@ -1,5 +1,7 @@
 """For every test: one thread an operation, hypothesis without a clock, signals as a terminal has them."""
 
+import atexit
+import functools
 import gc
 import importlib.util
 import os
@@ -26,6 +28,10 @@ sys.dont_write_bytecode = False  # each run would rewrite all assertions anew
 flags = subprocess._args_from_interpreter_flags
 subprocess._args_from_interpreter_flags = lambda: [flag for flag in flags() if flag != "-B"]
 
+# a process that dies leaves what it wrote to the system, and no test cuts the power (`disks.LosingDisk` notes what was
+# synced): waiting for the disk would only take time
+os.fsync = os.fstat
+
 # a suite that was started in the background, or by nohup, would hand on signals that are ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -41,6 +47,7 @@ def pytest_configure(config) -> None:
     # slow ones that lie beside this file come first, for the same reason
     config.option.loadscopereorder = False
     gc.disable()  # while tests are collected
+    atexit.register(gc.unfreeze)  # not before: as it ends, pytest looks through everything five times
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
@@ -57,13 +64,14 @@ def pytest_collection_modifyitems(config, items) -> None:
     tests = config.rootpath / "tests"
     first = [tests / file for file in LONGEST]
 
-    def place(item) -> int:
-        if item.path in first:
-            return first.index(item.path)
-        forks = any(tests / folder in item.path.parents for folder in FORKING)
-        return len(first) + (0 if forks else 1 if item.path.parent == tests else 2)
+    @functools.cache
+    def place(path) -> int:
+        if path in first:
+            return first.index(path)
+        forks = any(tests / folder in path.parents for folder in FORKING)
+        return len(first) + (0 if forks else 1 if path.parent == tests else 2)
 
-    items.sort(key=place)  # stable: the others keep their order
+    items.sort(key=lambda item: place(item.path))  # stable: the others keep their order
 
 
 def pytest_collection_finish() -> None:
@@ -112,8 +120,3 @@ def cold_workers(workers_begin_with_what_tests_import, monkeypatch) -> None:
     from rlcli.processes import worker
 
     monkeypatch.setattr(worker, "_served", workers_begin_with_what_tests_import)
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
-    gc.enable()

@@ -317,12 +317,13 @@ def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection
     }  # fmt: skip
     for group, names in bare.items():
         for name in names:
-            store.store(group=group, name=name, node={"kind": name}, provider="registry")
+            if getattr(store.repo.get(group, {}).get(f"{name}.yaml"), "provider", None) != "registry":
+                store.store(group=group, name=name, node={"kind": name}, provider="registry")
     stored = [name for name in bare["loss"] if name in losses and registry.part("algorithm", name).off_policy]
     for name in stored:
         defaults = [{f"override /{group}": choice} for group, choice in STORED.items()]
         node = {"defaults": defaults, "loss": {"kind": name}}
-        store.store(group="loss", name=name, node=node, package="_global_", provider="registry")
+        store.store(group="loss", name=name, node=node, package="_global_", provider="algorithm")
     return repr((contents, bare, stored))
 
 

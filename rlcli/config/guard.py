@@ -8,9 +8,11 @@ None of that is accepted from a recipe or a saved configuration. Not for: whethe
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from rlcli.config.problem import Problem, raise_all
@@ -61,6 +63,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Return the mapping that a YAML text spells; tags, aliases and excess are refused before anything is built."""
+    return copy.deepcopy(_parsed(text, where))
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, where: str) -> dict[str, Any]:
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

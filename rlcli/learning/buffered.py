@@ -101,7 +101,7 @@ class OffPolicy(Loop):
         self.owed += self.updates_per_frame * new
         if self.owed >= 1:
             if self.beta is not None:
-                buffer.sampler.beta = self.beta(progress)  # type: ignore[attr-defined]
+                buffer.sampler.set_beta(self.beta(progress))
             update.begin(progress)
         while self.owed >= 1:
             with stage("sample"):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -28,10 +28,20 @@ from rlcli.runs.session import Saver, due
 
 if TYPE_CHECKING:
     from rlcli.collectors import BaseCollector, Delivered
+    from rlcli.collectors.finish import Ended
     from rlcli.learning.evaluation import PeriodicEvaluation
     from rlcli.objectives.value.estimator import ValueEstimator
 
 TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
+
+
+class EpisodeRows(TypedDict):
+    """Hold `reward` and `done` `[N, T, 1]` of a batch, or of the `lanes` of a worker; `ends` with the run's frames."""
+
+    reward: np.ndarray
+    done: np.ndarray
+    lanes: range | None
+    ends: list[tuple[int, Ended]]
 
 
 class Hooks:
@@ -43,8 +53,7 @@ class Hooks:
         self.reporter, self.saver, self.evaluation = reporter, saver, evaluation
         self.stage = Clock() if reporter is None else reporter.clock
         self.valued = ValueRows()
-        # of a batch or a worker: `reward` and `done` `[N, T, 1]`, its `lanes`, `ends` with the run's frames
-        self.unreported: list[dict[str, Any]] = []
+        self.unreported: list[EpisodeRows] = []
         self.lags: list[int] = []
 
     # ---- the stages of a batch --------------------------------------------------------------------------------
@@ -135,11 +144,10 @@ class Hooks:
             ended = delivered.ends_by(frames) if delivered.ends else []
             for lanes, steps in delivered.shares or ((delivered.lanes, reward.shape[1]),):
                 of = slice(None) if delivered.shares is None else slice(lanes.start, lanes.stop)  # type: ignore[union-attr]
-                columns = {"reward": reward[of, :steps], "done": done[of, :steps]}
-                columns = {name: x.copy() for name, x in columns.items()} if copy else columns
+                rows = [x[of, :steps].copy() if copy else x[of, :steps] for x in (reward, done)]
                 first, last, _ = of.indices(len(reward))
                 ends = [(at, end._replace(lane=end.lane - first)) for at, end in ended if first <= end.lane < last]
-                self.unreported.append({**columns, "lanes": lanes, "ends": ends})
+                self.unreported.append({"reward": rows[0], "done": rows[1], "lanes": lanes, "ends": ends})
 
     def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
         """Return frames, rewards and ends, and value rows since the last report, as a reporter takes them."""
@@ -149,25 +157,25 @@ class Hooks:
         frames = collector.frames - self.reporter.tally.frames
         return {"frames": frames, "valued": self.valued, **(parts[-1] if parts else {})}
 
-    def _count(self, parts: Sequence[Mapping[str, Any]]) -> None:
+    def _count(self, parts: Sequence[EpisodeRows]) -> None:
         assert self.reporter is not None
         for part in parts:
             self.reporter.tally.count(0, **part)
 
-    def _unreported(self) -> list[dict[str, Any]]:
+    def _unreported(self) -> list[EpisodeRows]:
         """Return rewards and ends since the last report, of all lanes or of some."""
-        of: dict[range | None, list[dict[str, Any]]] = {}
+        of: dict[range | None, list[EpisodeRows]] = {}
         for each in self.unreported:
             of.setdefault(each["lanes"], []).append(each)
-        parts: list[dict[str, Any]] = []
+        parts: list[EpisodeRows] = []
         for lanes, rows in of.items():
-            columns = {name: np.concatenate([each[name] for each in rows], 1) for name in ("reward", "done")}
+            reward, done = (np.concatenate(x, 1) for x in zip(*((r["reward"], r["done"]) for r in rows), strict=True))
             starts = np.cumsum([0, *(each["done"].shape[1] for each in rows)]).tolist()
             ends = [
                 (frames, end._replace(t=start + end.t))
                 for start, each in zip(starts, rows, strict=False) for frames, end in each["ends"]
             ]  # fmt: skip
-            parts.append({**columns, "lanes": lanes, "ends": ends})
+            parts.append({"reward": reward, "done": done, "lanes": lanes, "ends": ends})
         return parts
 
 

@@ -118,7 +118,9 @@ class CatFrames(Transform):
             if self.padding == "constant":
                 low, high = low.clamp(max=self.padding_value), high.clamp(min=self.padding_value)
             return Bounded(low, high, low.shape, spec.dtype, spec.device)
-        return Unbounded(repeat(torch.empty(spec.shape, device="meta")).shape, spec.dtype, spec.device)
+        shape = list(self.frame(torch.empty(spec.shape, device="meta")).shape)
+        shape[self.dim] *= self.N  # `cat` of meta tensors would import sympy
+        return Unbounded(shape, spec.dtype, spec.device)
 
     def recalls(self):
         return self.out_keys

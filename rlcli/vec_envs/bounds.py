@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -87,7 +87,14 @@ class Interval:
         return np.where((values < self._least) | (values > self._most), over, 0.0)
 
 
-Worst = dict[str, Any]  # of the element that lay farthest outside: its index, value, declared bounds and excess
+class Worst(TypedDict):
+    """Describe the element that lay farthest outside: its index, value, declared bounds and excess."""
+
+    element: list[int]
+    value: float
+    low: float
+    high: float
+    excess: float
 
 
 class Bounds:
@@ -181,8 +188,9 @@ class Bounds:
                 if count := int(cell[0]):
                     _, index, given, kept = cell.tolist()
                     self.outside[name] = self.outside.get(name, 0) + count
-                    worst = {"element": [int(index)], "value": given, "low": kept, "high": kept}
-                    worst["excess"] = abs(given - kept)
+                    worst: Worst = {
+                        "element": [int(index)], "value": given, "low": kept, "high": kept, "excess": abs(given - kept),
+                    }  # fmt: skip
                     self.worst[name] = max(self.worst.get(name, worst), worst, key=lambda each: each["excess"])
                     cell[:] = 0
 
@@ -211,7 +219,7 @@ class Bounds:
         keys |= {spell(name): name for key in self.rounded if (name := (*as_tuple(key), ROUNDED))}
         entries = {keys.get(name, name): entry for name, entry in state.items()}
         self.outside = {key: int(entry["observations"]) for key, entry in entries.items()}
-        self.worst = {key: dict(entry["worst"]) for key, entry in entries.items()}
+        self.worst = {key: entry["worst"].copy() for key, entry in entries.items()}
         self._reported = dict(self.outside)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 
 import numpy as np
@@ -15,14 +14,6 @@ from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuf
 from rlcli.data.files.row_files import SavedRows
 from rlcli.errors import DamagedDataError
 from rlcli.runs import checkpoint
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting():
-    """A process that dies leaves what it wrote to the system: waiting for the disk would only take time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 def buffer_of(batches=0, tier="memory", folder=None):

@@ -20,14 +20,6 @@ from rlcli.errors import DamagedDataError, ResourceError
 TIERS = ["memory", "disk"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting():
-    """A process that dies leaves what it wrote to the system: waiting for the disk would only take time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
-
-
 def ring_of(tier, folder, batches, disk=None):
     """Rows of so many batches, in memory or on disk."""
     options = {"scratch_dir": folder / "rows", "disk": disk or Disk(), "commit_seconds": 0.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 
 import numpy as np
@@ -21,8 +20,6 @@ from rlcli.errors import ResourceError
 
 @pytest.fixture(autouse=True)
 def at_every_commit(monkeypatch):
-    """And a process that dies leaves what it wrote to the system: waiting for the disk would only take time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(row_journal, "LONG", 1)
     monkeypatch.setattr(row_journal, "GROWTH", 1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import warnings
 
 import numpy as np
@@ -41,13 +40,6 @@ SAMPLERS = {
     "slices": lambda: SliceSampler(slice_len=2, seed=1, strict_length=False),
     "priorities": lambda: PrioritizedSampler(SIZE, 0.7, 0.5, seed=1),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 class Failing(Disk):

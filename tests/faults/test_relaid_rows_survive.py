@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 
 import numpy as np
@@ -18,14 +17,6 @@ from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import ResourceError
 
 BATCHES, CHANGES = 9, {3: 200, 7: 2**40}  # 36 steps into a ring of 20; what no code held before
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting():
-    """A process that dies leaves what it wrote to the system: waiting for the disk would only take time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 def coded(number):

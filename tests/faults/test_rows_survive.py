@@ -26,14 +26,6 @@ from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 BATCHES = 9  # 36 steps into a ring of 20
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting():
-    """A process that dies leaves what it wrote to the system: waiting for the disk would only take time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
-
-
 def write_all(folder, disk, report=lambda value: None, upto=BATCHES, mode="exact"):
     ring = begin(folder, disk, mode)
     for i in range(batches_in(ring), upto):

@@ -20,14 +20,6 @@ BATCHES = [batch(seed) for seed in range(3)]
 ABOUT = {"env": "Test-v0"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting():
-    """A process that dies leaves what it wrote to the system: waiting for the disk would only take time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
-
-
 # the default run takes a part of all bytes, each time the same
 EVERY = pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
 

@@ -24,14 +24,6 @@ COUNT = 14
 pytestmark = pytest.mark.filterwarnings("ignore:.*not followed by their own next observation")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting():
-    """A process that dies leaves what it wrote to the system: waiting for the disk would only take time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
-
-
 def shuffled(number):
     """A batch of 2 envs and 4 steps whose rows mostly do not follow each other: each of them takes a slot."""
     rng = np.random.default_rng(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 
 import numpy as np
@@ -26,12 +25,6 @@ from rlcli.transforms.delta_codec import rebuilt
 KEPT = ("next", "delta_kept", "observation")
 NEXT_OBS = ("next", "observation")
 JUMPS = {torch.float16: (0.0, 1e6), torch.bfloat16: (-3e38, 3e38), torch.int8: (-3e38, 3e38)}
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    """What a process wrote is there for the next one: waiting for the disk would only take time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def jumping(seed, *shape, often=0.2, code=torch.float16, dtype=torch.float32):

@@ -61,7 +61,7 @@ class Sampler:
     - memory of earlier draws: attributes named in `moves`, bound anew and never changed in place; `state_dict` and
       `load_state_dict` carry them, `restart` and `empty` forget them;
     - writes: `extended` and `overwritten` follow them, `bind` meets the ring and may refuse it;
-    - priorities: `has_priorities`, `check_priority`, `update_priority`;
+    - priorities: `has_priorities`, `check_priority`, `update_priority`, `set_beta`;
     - a batch of its own form: `Draw.lengths` for slices, `Draw.columns` beside the rows, `mark` for what was read;
       `batch_size`, `ragged` and `ran_out` say how many rows a draw gives.
 
@@ -106,6 +106,10 @@ class Sampler:
     def set_seed(self, seed: int) -> None:
         """Start the random stream anew."""
         self.random.seed(seed)
+
+    def set_beta(self, beta: float) -> None:
+        """Set the exponent of the weights that undo the bias of priorities, as a run goes on."""
+        self.beta = beta
 
     def batch_size(self) -> int | None:
         """The rows of a draw where the sampler's own settings say it, else None."""
