@@ -8,18 +8,18 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from rlcli.cli.run_table import facts
-from rlcli.errors import ResourceError
+from rlcli.errors import ConfigError, ResourceError
 from rlcli.runs.sweep import Sweep, open_sweep
 
 _COLUMNS = ("job", "differs", "state", "frames", "return", "frames/s", "peak", "time")
 _LEFT = ("differs", "state")
 _EVERY = 2.0  # seconds between two looks
 _SAMPLES = 2000  # of a bootstrap
+_HEAD = "job,folder,"  # of a table in a file
 
 
 def list_sweep(path: str, csv_file: str | None) -> None:
@@ -108,7 +108,11 @@ def interval(results: Sequence[float], share: float = 0.95) -> tuple[float, floa
 def _write(rows: Sequence[Mapping[str, Any]], name: str) -> None:
     """Write the table, every figure in full, to a file that is not there yet or is one of these."""
     try:
-        with open(Path(name), "w", encoding="utf-8", newline="") as file:
+        with open(name, "a+", encoding="utf-8", newline="") as file:
+            file.seek(0)
+            if file.read(len(_HEAD)) not in ("", _HEAD):
+                raise ConfigError(f"{name} is no table of a sweep and stays as it is", fix="Give another --csv.")
+            file.truncate(0)
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)

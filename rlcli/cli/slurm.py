@@ -47,7 +47,12 @@ def check_slurm(settings: Mapping[str, Any]) -> None:
         if not _OPTION.fullmatch(name) or name in _OURS:
             why = "rlcli gives it" if name in _OURS else "such as partition, time, cpus-per-task, mem, gres"
             raise ConfigError(f"{name!r} is no option for sweep.slurm", why=why)
-        if value is False or not isinstance(value, str | int | float) or not str(value).isprintable() or not str(value).strip():
+        if (
+            value is False
+            or not isinstance(value, str | int | float)
+            or not str(value).isprintable()
+            or not str(value).strip()
+        ):
             raise ConfigError(f"sweep.slurm.{name} cannot be {value!r}", fix="Give a number, a text, or true.")
 
 
