@@ -19,18 +19,18 @@ _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _OURS = ("array", "requeue", "signal", "output", "error", "parsable", "wait", "wrap")  # that this file gives
 # a signal reaches the shell, which hands it on; where time ends (SIGUSR1) a run that saved asks for its turn again,
 # and where scancel (SIGTERM) ended it, not
-_SCRIPT = """\
+SCRIPT = """\
 #!/bin/sh
 {options}
 cd {folder} || exit 5
-{command} --job "$SLURM_ARRAY_TASK_ID" &
-run=$!
 again=
 trap 'kill -TERM "$run"' TERM
 trap 'again=yes; kill -TERM "$run"' USR1
+{command} --job "$SLURM_ARRAY_TASK_ID" &
+run=$!
 wait "$run"
 code=$?
-if kill -0 "$run" 2>/dev/null; then wait "$run"; code=$?; fi
+while kill -0 "$run" 2>/dev/null; do wait "$run"; code=$?; done
 if [ "$code" -eq 75 ] && [ "$again" ]; then exec scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"; fi
 exit "$code"
 """
@@ -47,12 +47,8 @@ def check_slurm(settings: Mapping[str, Any]) -> None:
         if not _OPTION.fullmatch(name) or name in _OURS:
             why = "rlcli gives it" if name in _OURS else "such as partition, time, cpus-per-task, mem, gres"
             raise ConfigError(f"{name!r} is no option for sweep.slurm", why=why)
-        if (
-            value is False
-            or not isinstance(value, str | int | float)
-            or not str(value).isprintable()
-            or not str(value).strip()
-        ):
+        text = str(value)
+        if value is False or not isinstance(value, str | int | float) or not text.isprintable() or not text.strip():
             raise ConfigError(f"sweep.slurm.{name} cannot be {value!r}", fix="Give a number, a text, or true.")
 
 
@@ -74,7 +70,7 @@ def submit(sweep: Sweep, jobs: Sequence[SweepJob], settings: Mapping[str, Any], 
     script = here / "array.sh"
     try:
         script.write_text(
-            _SCRIPT.format(options="\n".join(lines), folder=shlex.quote(str(Path.cwd())), command=command),
+            SCRIPT.format(options="\n".join(lines), folder=shlex.quote(str(Path.cwd())), command=command),
             encoding="utf-8",
         )
         done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
