@@ -49,7 +49,7 @@ def begun(folder):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def wait_for(condition, seconds=30):
+def wait_for(condition, seconds=60):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
