@@ -233,6 +233,9 @@ def test_two_hundred_jobs_are_listed_at_once(folder, monkeypatch, capsys):
         lines[203] == f"  optim.lr=1 (train): 49 [{low:.4g}, {high:.4g}] over 50 seeds"
         and 38 < low < 46 < 52 < high < 60
     )
+    for quantile, n in ((12.706, 2), (3.182, 4), (2.228, 11), (2.045, 30)):  # of Student's t, from a table
+        low, high = interval([1.0, *[0.0] * (n - 1)])
+        assert (high - low) / 2 == pytest.approx(quantile / n, rel=2e-3)
     assert main(["ls", "sw", "--csv", "t.csv"]) == 0
     rows = list(csv.DictReader((folder / "t.csv").read_text().splitlines()))
     assert len(rows) == 200 and rows[7]["return"] == "7" and rows[150]["state"] == "waiting"
