@@ -127,6 +127,10 @@ def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if (folder / SWEEP).exists():
         from rlcli.cli.sweep import resume_sweep
 
+        if args.force:
+            raise ConfigError(
+                "--force is for a run, and this is a sweep", where=path, fix="Resume its runs one by one."
+            )
         resume_sweep(path, args.overrides, start, args.job)
         return 0
     if args.job is not None:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import csv
-import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from rlcli.cli.run_table import facts
-from rlcli.errors import ResourceError
+from rlcli.errors import ConfigError, ResourceError
 from rlcli.runs.sweep import Sweep, open_sweep
 
 _COLUMNS = ("job", "differs", "state", "frames", "return", "frames/s", "peak", "time")
 _LEFT = ("differs", "state")
 _EVERY = 2.0  # seconds between two looks
-_SAMPLES = 2000  # of a bootstrap
+_HEAD = "job,folder,"  # of a table in a file
 
 
 def list_sweep(path: str, csv_file: str | None) -> None:
@@ -76,8 +74,8 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             words = " ".join(x for x in row["differs"].split(" ") if not x.startswith("seed="))
             alike.setdefault(f"{words} ({row['return_of']})".strip(), []).append(row["return"])
     if any(len(results) > 1 for results in alike.values()):
-        yield "mean return over seeds, and its 95 % interval (bootstrap)"
-        for words, results in alike.items():
+        yield "mean return over seeds, and its 95 % interval (Student's t)"
+        for words, results in ((words, results) for words, results in alike.items() if len(results) > 1):
             low, high = interval(results)
             yield f"  {words}: {mean(results):.4g} [{low:.4g}, {high:.4g}] over {len(results)} seeds"
 
@@ -97,18 +95,22 @@ def _spelled(row: Mapping[str, Any], name: str) -> str:
     return f"{value:,.0f}" if name in ("frames", "frames/s") else str(value)
 
 
-def interval(results: Sequence[float], share: float = 0.95) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of a mean; the same for the same results."""
-    draw = random.Random(0)
-    means = sorted(mean(draw.choices(results, k=len(results))) for _ in range(_SAMPLES))
-    cut = round((1 - share) / 2 * _SAMPLES)
-    return means[cut], means[-1 - cut]
+def interval(results: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of two results or more: a bootstrap's is far too narrow for a few."""
+    n = len(results) - 1  # the quantile of Student's t, by Fisher's expansion where that is close
+    t = {1: 12.706, 2: 4.303}.get(n, 1.96 + 2.372 / n + 2.822 / n**2 + 2.556 / n**3 + 1.589 / n**4)
+    half = t * stdev(results) / len(results) ** 0.5
+    return mean(results) - half, mean(results) + half
 
 
 def _write(rows: Sequence[Mapping[str, Any]], name: str) -> None:
     """Write the table, every figure in full, to a file that is not there yet or is one of these."""
     try:
-        with open(Path(name), "w", encoding="utf-8", newline="") as file:
+        with open(name, "a+", encoding="utf-8", newline="") as file:
+            file.seek(0)
+            if file.read(len(_HEAD)) not in ("", _HEAD):
+                raise ConfigError(f"{name} is no table of a sweep and stays as it is", fix="Give another --csv.")
+            file.truncate(0)
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)

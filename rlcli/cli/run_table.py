@@ -74,12 +74,11 @@ def facts(run: Run) -> dict[str, Any]:
 def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
     """Yield the mean result and its sample standard deviation of finished runs that differ in their seeds alone."""
     alike: dict[tuple[bool, tuple[str, ...]], list[float]] = {}
-    for run in runs:
-        data = run.summary
-        if data.get("status") == "done" and isinstance(result := _result(data), int | float):
-            names = (run.info.get("recipe"), run.info.get("env"), *(x for x in _given(run) if x not in common))
-            evaluated = "mean_return" in _part(data, "evaluation")  # else one failed, and the result is of training
-            alike.setdefault((evaluated, tuple(str(name) for name in names if name)), []).append(float(result))
+    for one in map(facts, runs):
+        if one["status"] == "done" and one["result"] is not None:
+            names = (one["recipe"], one["env"], *(x for x in one["given"] if x not in common))
+            evaluated = one["result_of"] == "eval"  # else one failed, and the result is of training
+            alike.setdefault((evaluated, tuple(str(name) for name in names if name)), []).append(one["result"])
     for of, kind in ((True, "the evaluation return"), (False, "the return of the last training episodes")):
         groups = [(words, results) for (evaluated, words), results in alike.items() if evaluated is of]
         if any(len(results) > 1 for _, results in groups):

@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from bisect import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlcli import errors
 from rlcli.cli.in_turn import FAIL_FAST, Start, run_one
@@ -74,12 +75,13 @@ class _Process:
 
 
 class SideBySide:
-    """Run jobs in `number` processes; `errors` is by number of a job that failed, `stopped` says whether to go on."""
+    """Run jobs in `number` processes; `errors` is by number of a job that failed, `stopped` says why some are left."""
 
     def __init__(self, sweep: Sweep, number: int) -> None:
         self.sweep = sweep
         self.errors: dict[int, RlcliError] = {}
         self.stopped = ""
+        self._paused = False  # a signal stopped one job alone
         self._free = free_memory()[0]
         self._needs: dict[tuple[str, ...], int] = {}  # bytes of jobs that are alike
         self._takes: dict[int, int] = {}  # bytes, by number, of those that run
@@ -122,6 +124,8 @@ class SideBySide:
                         self._stop(f"stopped by {stop.reason}", processes, waiting)
                     elif self.errors and fail_fast and not self.stopped:
                         self._stop(FAIL_FAST, processes, waiting)
+                if self._paused and not self.stopped:
+                    self.stopped = "jobs were stopped by a signal to their process"
             except KeyboardInterrupt:
                 for process in processes:
                     process.popen.kill()
@@ -151,9 +155,7 @@ class SideBySide:
         self.stopped = why
         waiting.clear()
         for process in processes:
-            process.close()
-            if process.job is not None and process.popen.poll() is None:
-                process.popen.send_signal(signal.SIGTERM)
+            process.close()  # it saves its job, if it has one
 
     def _take(self, process: _Process, answer: Mapping[str, Any], waiting: deque[SweepJob]) -> None:
         """Note what a job needs, or tell what became of it."""
@@ -165,6 +167,7 @@ class SideBySide:
             if not self.stopped:
                 waiting.insert(bisect(waiting, job), job)
         elif answer["failed"] is None:
+            self._paused |= answer["stopped"]
             print(f"job {number}: {answer['said']}", flush=True)
         else:
             name, what = answer["failed"]
@@ -177,9 +180,10 @@ class SideBySide:
         process.job = None
         self._takes.pop(job.number, None)
         if process.popen.returncode == StoppedSafely.exit_code:
+            self._paused = True
             print(f"job {job.number}: stopped before it began", flush=True)
         else:
-            self._failed(job.number, ResourceError(how, fix=f"Run it again: rlcli resume {self.sweep.path}."))
+            self._failed(job.number, ResourceError(how))
 
     def _failed(self, number: int, error: RlcliError) -> None:
         self.errors[number] = error
@@ -200,23 +204,30 @@ def serve(words: Sequence[str], start: Start) -> int:
     sweep, numbers = open_sweep(path), queue.SimpleQueue[list[str]]()
     listening = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    busy = threading.Event()
+    busy: Literal["", "plan", "run"] = ""
+    ended = False
 
     def listen() -> None:
+        nonlocal ended
         with os.fdopen(listening) as lines:
             for line in lines:
                 numbers.put(line.split())
+        ended = True  # who asked is gone, or wants no more of it
         numbers.put([])
-        if busy.is_set():  # who asked is gone, or wants no more of it
+        if busy == "plan":
+            os._exit(StoppedSafely.exit_code)
+        elif busy:
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=listen, daemon=True).start()
     with os.fdopen(int(descriptor), "w") as answers:
         while asked := numbers.get():
             what, job = asked[0], sweep.jobs[int(asked[1])]
-            busy.set()
+            busy = "plan" if what == "plan" else "run"
+            if ended:
+                return StoppedSafely.exit_code
             answer = {"needs": _needed(sweep, job)} if what == "plan" else _answer(sweep, job, start)
-            busy.clear()
+            busy = ""
             answers.write(json.dumps({"job": job.number, **answer}) + "\n")
             answers.flush()
     return 0
@@ -229,22 +240,23 @@ def _answer(sweep: Sweep, job: SweepJob, start: Start) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        return {"said": "", "failed": ["ResourceError", f"cannot write {folder / OUTPUT}: {error.strerror}"]}
+        return {"failed": ["ResourceError", f"cannot write {folder / OUTPUT}: {error.strerror}"]}
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
     try:
-        return {"said": run_one(sweep, job, start), "failed": None}
+        return {"said": run_one(sweep, job, start), "stopped": False, "failed": None}
     except StoppedSafely as stop:
-        return {"said": str(stop), "failed": None}
+        return {"said": str(stop), "stopped": True, "failed": None}
     except Exception as error:
         sentence = error if isinstance(error, RlcliError) else unforeseen(error)
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return {"said": "", "failed": [type(sentence).__name__, str(sentence)]}
+        with suppress(OSError):  # a full disk, which the sentence tells of
+            traceback.print_exc()
+        return {"failed": [type(sentence).__name__, str(sentence)]}
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
             if not (folder / OUTPUT).stat().st_size:
                 (folder / OUTPUT).unlink()
 

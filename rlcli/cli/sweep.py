@@ -45,6 +45,8 @@ def _check(how: Any) -> None:
 
     if how.launcher == "slurm":
         check_slurm(how.slurm)
+        if how.fail_fast:
+            raise ConfigError("sweep.fail_fast has no meaning with sweep.launcher=slurm", fix="Leave it out.")
     elif how.slurm:
         raise ConfigError("sweep.slurm has no meaning with sweep.launcher=here", fix="Add sweep.launcher=slurm.")
 
@@ -91,8 +93,8 @@ def _run(sweep: Sweep, start: Start, how: Any) -> None:
     from rlcli.cli.slurm import submit
 
     left = [job for job in sweep.jobs if sweep.state(job) != "done"]
-    if how.launcher == "slurm":
-        array = submit(sweep, left, how.slurm)
+    if how.launcher == "slurm" and left:
+        array = submit(sweep, left, how.slurm, how.jobs)
         print(f"submitted {len(left)} jobs as array {array}; rlcli ls {shlex.quote(str(sweep.path))} says how they do")
         return
     number = number_of(how.jobs, len(left))
@@ -107,6 +109,8 @@ def _run(sweep: Sweep, start: Start, how: Any) -> None:
         _say_left(sweep)
         if not turns.errors:
             raise SystemExit(StoppedSafely.exit_code)
+    elif turns.errors:
+        _say_left(sweep)
     _conclude(sweep, turns.errors)
 
 

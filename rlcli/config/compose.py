@@ -131,6 +131,10 @@ def plan(
         try:
             node = _composed(verb, texts, stored)
             if number == 0 and chosen_folder:
+                raw = cast(Any, OmegaConf.to_container(node.hydra.sweep))["dir"]
+                if of := _of_one_job(raw, ready.sweep):
+                    what = f"{SWEEP_FOLDER}={raw}: a sweep lies in one folder, and {of} is of one job"
+                    raise_all([Problem(what, "name the folders of jobs with run.dir or hydra.sweep.subdir")])
                 ready = replace(ready, folder=str(node.hydra.sweep.dir))
             job = _job(node, number if multirun else None, own)
             ready = replace(ready, how=job.cfg.sweep)
@@ -257,6 +261,13 @@ def _sweep(ready: CheckedCommand, recipes: Any, problems: list[Problem]) -> tupl
         problems.append(Problem(f"this sweep would run {jobs:,} jobs", f"sweep over at most {MAX_JOBS:,}"))
         return ready.checked[:0]
     return (*params, *ready.checked)
+
+
+def _of_one_job(text: str, overrides: Iterable[Checked]) -> str | None:
+    """Return the first interpolation in a sweep's folder that only a job can tell."""
+    swept = tuple(f"{item.key}." for item in overrides if item.sweeps)
+    read = re.findall(r"\$\{([\w.]+:?)", text)
+    return next((f"${{{x}}}" for x in read if f"{x}.".startswith(swept) or x == "hydra:"), None)
 
 
 def _params(schema: type, name: str, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

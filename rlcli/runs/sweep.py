@@ -61,8 +61,11 @@ class Sweep:
         return [word.lstrip("+") for word in job.words if not word.startswith("hydra.")]
 
     def state(self, job: SweepJob) -> str:
-        """Return "waiting" before a job has begun, then the status of its run."""
-        return "waiting" if (run := self.run(job)) is None else run.status
+        """Return "waiting" before a job has begun, then the status of its run; "damaged" where that cannot be read."""
+        try:
+            return "waiting" if (run := self.run(job)) is None else run.status
+        except DamagedDataError:  # of this job alone
+            return "damaged"
 
     def remove(self) -> None:
         """Remove the folder, if no job came so far as to have one."""
@@ -128,7 +131,8 @@ def open_sweep(path: Path | str) -> Sweep:
         return Sweep(Path(path), jobs=jobs, **content)
     except (OSError, Misfit, KeyError, TypeError, ValueError) as error:
         fix = "Restore it from a copy; the runs themselves can be resumed one by one."
-        raise DamagedDataError("cannot read a sweep's file", where=str(file), why=str(error), fix=fix) from error
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise DamagedDataError("cannot read a sweep's file", where=str(file), why=why, fix=fix) from error
 
 
 def _sum(content: Mapping[str, Any]) -> str:

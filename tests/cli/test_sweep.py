@@ -300,6 +300,7 @@ def test_a_mean_is_of_runs_that_are_done_and_of_results_of_one_kind(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text('{"env": "E", "overrides": []}')
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "failed" / "summary.json").write_text('{"torn')
     _, line = means([Run(tmp_path / name) for name in ended])
     assert line == "  E: 2 +- 1.41 over 2 seeds"
 

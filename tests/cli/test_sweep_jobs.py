@@ -16,6 +16,7 @@ import pytest
 from face import main
 
 from rlcli.cli.ls_sweep import interval
+from rlcli.cli.slurm import SCRIPT
 from rlcli.runs.sweep import note_sweep, open_sweep
 
 HERE = Path(__file__).parent
@@ -48,7 +49,7 @@ def begun(folder):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def wait_for(condition, seconds=30):
+def wait_for(condition, seconds=60):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -60,18 +61,25 @@ def states(folder):
     return [sweep.state(job) for job in sweep.jobs]
 
 
-def test_a_job_that_fails_or_is_killed_takes_no_other_with_it(folder):
-    code, out, err = run(folder, "train", "-m", "seed=1,2,3,4,5,6", "sweep.jobs=2", "hydra.sweep.dir=sw")
-    assert code == 3 and states(folder)[:2] == ["done", "done"] and states(folder)[3] == states(folder)[5] == "done"
+def test_a_job_that_fails_or_is_killed_or_stopped_takes_no_other_with_it(folder):
+    (folder / "sw/7").mkdir(parents=True)
+    (folder / "sw/7/output.txt").symlink_to("/dev/full")
+    code, out, err = run(folder, "train", "-m", "seed=1,2,3,4,5,6,9,7,8", "sweep.jobs=2", "hydra.sweep.dir=sw")
+    assert code == 3
+    ended = {2: "interrupted", 4: "interrupted", 6: "stopped", 7: "interrupted"}
+    assert states(folder) == [ended.get(number, "done") for number in range(9)]
     assert re.search(r"^job 2 failed: it broke; what it printed: sw/2/output.txt$", err, re.M)
     assert re.search(r"^job 4 failed: its process was ended by SIGKILL; the system kills", err, re.M)
-    assert "2 of 6 jobs failed; job 2: it broke" in err
+    assert re.search(r"^job 7 failed: unexpected error: OSError: \[Errno 28\] No space left", err, re.M)
+    assert "jobs were stopped by a signal to their process" in err and "rlcli resume sw" in err
+    assert "3 of 9 jobs failed; job 2: it broke" in err
+    assert "Traceback" in (folder / "sw/2/output.txt").read_text()
     assert "job 3: done, training return 4, 10 frames" in out
     assert "I am job with seed 3" in (folder / "sw/2/output.txt").read_text()
     assert Counter(begun(folder))["start 4"] == 1
     code, out, err = run(folder, "resume", "sw", "sweep.jobs=2")
-    assert (code, states(folder)) == (0, ["done"] * 6), err
-    assert sorted(begun(folder)[-4:]) == ["done 3", "done 5", "resume 3", "resume 5"]
+    assert (code, states(folder)) == (0, ["done"] * 9), err
+    assert sorted(begun(folder)[-8:]) == [f"{x} {seed}" for x in ("done", "resume") for seed in (3, 5, 7, 9)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -127,14 +135,18 @@ def test_what_a_killed_sweep_has_begun_ends_and_is_finished_by_two_at_a_time(fol
 def test_no_job_is_run_twice_or_left_out_whatever_is_killed(folder, kills):
     draw = random.Random(kills)
     words = ["train", "-m", "seed=range(20,60)", "sweep.jobs=2", "hydra.sweep.dir=sw"]
+    process = begin(folder, *words)
+    words = ["resume", "sw", "sweep.jobs=2"]
     for _ in range(kills):
-        process, before = begin(folder, *words), len(begun(folder))
-        more = draw.randrange(2, 12)
-        wait_for(lambda: len(begun(folder)) >= before + more or process.poll() is not None)  # noqa: B023
+        enough = len(begun(folder)) + draw.randrange(2, 6)
+        wait_for(lambda: len(begun(folder)) >= enough)  # noqa: B023
         mine = psutil.Process(process.pid)
-        draw.choice([mine, *mine.children()]).kill()
-        process.communicate(timeout=60)
-        words = ["resume", "sw", "sweep.jobs=2"]
+        one = draw.choice([mine, *mine.children()])
+        one.kill()
+        if one is mine:
+            process.communicate()
+            process = begin(folder, *words)
+    process.communicate(timeout=60)
     assert run(folder, *words)[0] == 0
     assert states(folder) == ["done"] * 40
     ended = Counter(line for line in begun(folder) if line.startswith("done"))
@@ -154,15 +166,33 @@ def test_a_sweep_is_submitted_as_one_array(folder, monkeypatch, tmp_path, capsys
     (folder / "refuse").unlink()
     assert main(command) == 0 and "submitted 2 jobs as array 77" in capsys.readouterr().out
     assert main(["resume", "sw", "sweep.launcher=slurm", "sweep.slurm={array: '1-9'}"]) == 2
-    assert main(["resume", "sw", "sweep.launcher=slurm", "sweep.slurm={mem: '4G'}"]) == 0
+    assert main(["resume", "sw", "sweep.launcher=slurm", "sweep.fail_fast=true"]) == 2
+    assert main(["resume", "sw", "--force"]) == 2 and "--force is for a run" in capsys.readouterr().err
+    settings = "sweep.slurm={mem: '4G', exclusive: true}"
+    assert main(["resume", "sw", "sweep.launcher=slurm", "sweep.jobs=3", settings]) == 0
     assert "submitted 2 jobs as array 77" in capsys.readouterr().out
     array = (folder / "sw" / "array.sh").read_text()
-    assert "#SBATCH --array=0,1\n" in array and "#SBATCH --requeue\n" in array and "#SBATCH --mem=4G\n" in array
+    assert "#SBATCH --array=0,1%3\n" in array and "#SBATCH --requeue\n" in array
+    assert "#SBATCH --mem=4G\n#SBATCH --exclusive\n" in array and "#SBATCH --signal=B:USR1@120\n" in array
     (line,) = re.findall(r"^.* (resume .*) --job .*$", array, re.M)
     assert line.split()[:2] == ["resume", str(folder / "sw")]
     code, _, err = run(folder, *line.split(), "--job", "1")
     assert (code, states(folder)) == (0, ["waiting", "done"]), err
     assert main(["resume", "sw", "--job", "2"]) == 2 and "there is no job 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number, again", [(signal.SIGUSR1, "requeue 77_1\n"), (signal.SIGTERM, "")])
+def test_a_job_of_an_array_asks_for_another_turn_at_the_end_of_its_time_alone(tmp_path, number, again):
+    job = "sh -c 'trap \"exit 75\" TERM; sleep 0.2; echo ready; while :; do sleep 0.02; done' job"
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    array = subprocess.Popen(
+        ["sh", "-c", SCRIPT.format(options="", folder=tmp_path, command=job)], stdout=subprocess.PIPE, text=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "1"},
+    )  # fmt: skip
+    assert array.stdout.readline() == "ready\n"
+    array.send_signal(number)
+    assert array.communicate(timeout=30)[0] == again and array.returncode == (0 if again else 75)
 
 
 def test_a_recipe_names_no_launcher_and_a_run_has_no_sweep(folder, monkeypatch, capsys):
@@ -174,6 +204,8 @@ def test_a_recipe_names_no_launcher_and_a_run_has_no_sweep(folder, monkeypatch, 
         (["sweep.jobs=2"], "sweep.jobs is for a sweep; add -m"),
         (["-m", "seed=1,2", "sweep.jobs=1,2"], "a sweep is run in one way"),
         (["-m", "seed=1,2", "hydra.sweep.dir=a,b"], "a sweep lies in one folder"),
+        (["-m", "seed=1,2", "hydra.sweep.dir=a/${seed}"], "a sweep lies in one folder, and ${seed} is of one job"),
+        (["-m", "seed=1,2", "hydra.sweep.dir=${hydra:job.num}"], "and ${hydra:} is of one job"),
         (["-m", "seed=1,2", "sweep.slurm={mem: 4G}"], "sweep.slurm has no meaning with sweep.launcher=here"),
     ):
         assert main(["train", *words]) == 2 and said in capsys.readouterr().err
@@ -201,6 +233,14 @@ def test_two_hundred_jobs_are_listed_at_once(folder, monkeypatch, capsys):
         lines[203] == f"  optim.lr=1 (train): 49 [{low:.4g}, {high:.4g}] over 50 seeds"
         and 38 < low < 46 < 52 < high < 60
     )
+    for quantile, n in ((12.706, 2), (3.182, 4), (2.228, 11), (2.045, 30)):  # of Student's t, from a table
+        low, high = interval([1.0, *[0.0] * (n - 1)])
+        assert (high - low) / 2 == pytest.approx(quantile / n, rel=2e-3)
     assert main(["ls", "sw", "--csv", "t.csv"]) == 0
     rows = list(csv.DictReader((folder / "t.csv").read_text().splitlines()))
     assert len(rows) == 200 and rows[7]["return"] == "7" and rows[150]["state"] == "waiting"
+    assert main(["ls", "sw", "--csv", "t.csv"]) == 0 and main(["ls", "sw", "--csv", "sw/sweep.json"]) == 2
+    (folder / "sw/0/summary.json").write_text('{"')
+    sweep = open_sweep(Path("sw"))
+    assert (sweep.state(sweep.jobs[0]), sweep.state(sweep.jobs[1])) == ("damaged", "done")
+    assert main(["ls", "sw"]) == 0 and "summary cannot be read" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Jobs that take a moment: imported by the processes of a sweep, it stands where training would begin.
 
-By seed: 3 raises, 5 is killed, from 100 on a job lasts until it is stopped. Each beginning is a line in `begun.txt`.
+By seed: 3 raises, 5 is killed, 9 is sent SIGTERM, from 100 on a job lasts until it is stopped.
+Each beginning is a line in `begun.txt`.
 """
 
 import json
@@ -30,6 +31,8 @@ def work(folder, seed, kind):
             raise EnvError("it broke")
         if seed == 5 and kind == "start":
             os.kill(os.getpid(), signal.SIGKILL)
+        if seed == 9 and kind == "start":
+            os.kill(os.getpid(), signal.SIGTERM)
         until = time.monotonic() + (60 if seed >= 100 and kind == "start" else 0.05)
         while time.monotonic() < until and not stop.requested:
             time.sleep(0.01)
