@@ -67,16 +67,19 @@ def refuse_unread(algorithm: Algorithm) -> None:
         )
 
 
-def algorithm_of(cfg: Config) -> Algorithm:
-    """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`."""
+def algorithm_of(cfg: Config, seed: int | None = None) -> Algorithm:
+    """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`.
+
+    `seed`: of what it draws, where that is not the run's own.
+    """
     if cfg.loss.kwargs:
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
     o, p, s, v, places = cfg.optim, cfg.policy, cfg.sampler, cfg.value, devices(cfg)
     actor = actor_options(cfg)
     beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames
     setup = Setup(
-        options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=v.gamma,
-        network=network_options(cfg), gradient_actor=actor,
+        options=cfg.loss, config=cfg, seed=cfg.seed if seed is None else seed, total_frames=cfg.total_frames,
+        gamma=v.gamma, network=network_options(cfg), gradient_actor=actor,
         greedy_actor={
             "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
             "recurrence": actor["recurrence"],
@@ -126,16 +129,24 @@ def build_policy(cfg: CollectConfig, env: EnvBase, algorithm: Algorithm | None =
     return (algorithm or algorithm_of(cfg)).networks(env) if isinstance(cfg, Config) else actor_and_critic(cfg, env)
 
 
-def build_parts(cfg: Config, algorithm: Algorithm, env: EnvBase, policy: ActorCritic, run: Run) -> Parts:
-    """Return what a run learns with; rows of a buffer on a disk go into the folder of `run`."""
+def build_parts(
+    cfg: Config,
+    algorithm: Algorithm,
+    env: EnvBase,
+    policy: ActorCritic,
+    run: Run,
+    lanes: tuple[int, int] | None = None,
+) -> Parts:
+    """Return what a run learns with; rows of a buffer on a disk go into the folder of `run`. See `build_collector`."""
     estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
-    collector = build_collector(cfg, env, policy, algorithm.keys(loss, estimator, env))
+    collector = build_collector(cfg, env, policy, algorithm.keys(loss, estimator, env), lanes)
     update, buffer = algorithm.update(loss), None
     if algorithm.stores:
         from rlcli.build.buffer import build_buffer
 
         n_steps = 1 if loss.recurrent else cfg.loss.n_steps  # which sums them along slices
-        buffer = build_buffer(cfg, run, algorithm.setup.device, collector, algorithm.rebuilt(estimator, env), n_steps)
+        device, rebuilt, seed = algorithm.setup.device, algorithm.rebuilt(estimator, env), algorithm.setup.seed
+        buffer = build_buffer(cfg, run, device, collector, rebuilt, n_steps, seed)
         collector.replay_buffer = buffer
     return Parts(collector, update, estimator, buffer)
 

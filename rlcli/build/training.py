@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,7 @@ from rlcli.build.collector import devices
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
+from rlcli.build.ranks import Place, start_ranks
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
@@ -45,9 +46,14 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
     cfg, chosen, first = settled(cfg)
-    with contextlib.closing(first), new_run(to_dict(cfg), "train", overrides) as (run, stop):
+    with (
+        contextlib.closing(first),
+        new_run(to_dict(cfg), "train", overrides) as (run, stop),
+        contextlib.ExitStack() as stack,
+    ):
         with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
-            learner = learner_of(cfg, run, stop, first=first, chosen=chosen)
+            place = None if cfg.learner.world_size == 1 else start_ranks(cfg, run, stack)
+            learner = learner_of(cfg, run, stop, first=first, chosen=chosen, place=place)
         with learner.reporter:
             if learner.copy_rows is not None:
                 learner.begin(learner.copy_rows())
@@ -65,14 +71,19 @@ def learner_of(
     resume_at: int | None = None,
     first: First = NONE,
     chosen: Sequence[str] = (),
+    place: Place | None = None,
 ) -> Learner:
-    """Make all that a run learns with; `resume_at`: frames of the state to load, `chosen`: lines on what was open."""
+    """Make all that a run learns with; `resume_at`: frames of the state to load, `chosen`: lines on what was open.
+
+    `place`: what this process has of the run, where it is one of several ranks.
+    """
+    whole, cfg, rank = cfg, cfg if place is None else place.cfg, 0 if place is None else place.ranks.rank
     process = ProcessPeak()
     imported = process.now
     random_streams.seed(cfg.seed)
     torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
-    env = env_of_run(cfg, cfg.value.gamma, first.take())
-    algorithm = algorithm_of(cfg)
+    env = env_of_run(cfg, cfg.value.gamma, first.take(), 0 if place is None else place.lanes[0])
+    algorithm = algorithm_of(cfg, None if place is None else place.seed)
     policy = build_policy(cfg, env, algorithm)
     begun = None
     if cfg.policy.init_from is not None and resume_at is None:
@@ -83,24 +94,35 @@ def learner_of(
     torch.set_num_threads(threads)
     if (device := places["train_device"]) is not None:
         policy.to(device)
-    parts = build_parts(cfg, algorithm, env, policy, run)
+    parts = build_parts(cfg, algorithm, env, policy, run, place and place.lanes)
     collector, update, estimator, buffer = parts
     if begun is not None:
         begun = begun.with_rest(update, estimator)
+    if place is not None:
+        update.ranks = place.ranks
+        place.ranks.join(update.loss, estimator)
+        chosen = [*chosen, *place.lines(len(update.flat.reduced))]
     observed = [key for key in update.loss.in_keys if key in env.full_observation_spec.keys(True, True)]
-    reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
+    reporter = reporter_of(whole, run, stop, verb="train", observed=observed, resume_at=resume_at, heard=not rank)
     reporter.memory.process = process
     learner = {"policy": policy, "loss": update.loss}
     reporter.clock.watch = reporter.memory.watch(learner, update.optimizer.optimizer, device, update.saved)
-    saver = Saver(
+    followed: Any = (Saver, Hooks)
+    if place is not None:
+        from rlcli.learning.ranked import RankHooks, RankSaver
+
+        saving = partial(RankSaver, of=place.ranks, weights=update.flat.tensor, look=place.look)
+        followed = saving, partial(RankHooks, place.ranks)
+    make_saver, make_hooks = followed
+    saver = make_saver(
         run, {"policy": StateBeside(policy), "update": update, "collector": collector, "reporter": reporter},
-        config=to_dict(cfg), versions=surroundings(threads, places.values(), registry.imported),
+        config=to_dict(whole), versions=surroundings(threads, places.values(), registry.imported),
         every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep,
-        keep_best=cfg.run.keep_best, stop=stop, reporter=reporter, buffer=buffer,
+        keep_best=cfg.run.keep_best and not rank, stop=stop, reporter=reporter, buffer=buffer,
     )  # fmt: skip
     r, every = cfg.run, cfg.run.eval_every
     evaluator = Evaluator(
-        policy.actor, env, partial(build_evaluation_env, cfg, r.eval_episodes), reporter, stop, seed=cfg.seed,
+        policy.actor, env, partial(build_evaluation_env, whole, r.eval_episodes), reporter, stop, seed=cfg.seed,
         episodes=r.eval_episodes, max_steps=r.eval_max_steps, total_frames=cfg.total_frames,
         periodic=every is not None,
     )  # fmt: skip
@@ -108,8 +130,8 @@ def learner_of(
     if every is not None:
         from rlcli.learning.evaluation import PeriodicEvaluation
 
-        play = PeriodicEvaluation(every, evaluator)
-    hooks = Hooks(reporter, saver, play)
+        play = PeriodicEvaluation(every, evaluator if place is None else place.played(evaluator))
+    hooks = make_hooks(reporter, saver, play)
     loop = algorithm.loop(parts, policy, hooks)
     if cfg.loss.kwargs:
         refuse_unread(algorithm)
@@ -129,7 +151,7 @@ def learner_of(
         from rlcli.build.init_rows import copy_init_rows
 
         copy_rows = partial(copy_init_rows, cfg, buffer, collector, env)
-    lines = [f"run {run.path}", *notes(cfg, env, collector, replayable, chosen, threads)]
+    lines = [f"run {run.path}", *notes(whole, env, collector, replayable, chosen, threads)]
     return Learner(
         run, *parts, policy, loop, saver, hooks, reporter, evaluator, replayable=replayable, expected=memory,
         lines=lines, warnings=[*_warnings(cfg, collector)] if algorithm.one_pass else (), init_policy=begun,

@@ -171,10 +171,19 @@ class Learner:
                 self.reporter.warn("storage.init_from", self.init_rows.left_out)
             with self.saver.rescuing():
                 self.loop.run()
-                self.saver.finish(self.collector.frames)
+                self.saver.finish(self.loop.frames)
             facts |= self.final_evaluation()
             if self.buffer is not None:
                 self.buffer.close()  # nothing of its rows is missing on a disk
+
+    def run_as_rank(self) -> None:
+        """Run to the end as one of several ranks, of which another reports."""
+        with released(self.collector.shutdown), self.reporter, self.saver.rescuing():
+            self.reporter.start()
+            self.loop.run()
+            self.saver.finish(self.loop.frames)
+            if self.buffer is not None:
+                self.buffer.close()
 
     def final_evaluation(self) -> dict[str, Any]:
         """Return facts for the closing report."""
@@ -182,14 +191,14 @@ class Learner:
             return {}
         played = None
         if self.hooks.evaluation is not None:
-            played = self.hooks.evaluation.played_at(self.collector.frames)
+            played = self.hooks.evaluation.played_at(self.loop.frames)
         if played is None:
             if self.evaluator.env is None:  # of some envs only one can exist
                 with released(self.collector.shutdown, self.evaluator.warn):
                     pass
             played = self.evaluator()
         if played is None:
-            self.saver.stop_if_asked(self.collector.frames, saved=True)
+            self.saver.stop_if_asked(self.loop.frames, saved=True)
             return {}
         return {"evaluation": played.as_dict()}
 
@@ -202,8 +211,8 @@ class Learner:
 
         with loading_state(found.path):
             self._take_over(found.state)
-            if self.collector.frames != found.manifest["number"]:
-                raise Misfit(f"it is of {self.collector.frames:,} frames, and called {found.manifest['number']:,}")
+            if self.loop.frames != found.manifest["number"]:
+                raise Misfit(f"it is of {self.loop.frames:,} frames, and called {found.manifest['number']:,}")
 
     def _take_over(self, state: dict[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
@@ -214,6 +223,6 @@ class Learner:
             self.buffer.load_state_dict(state["buffer"])
         report_lost(self.reporter, self.collector.load_state_dict(state["collector"], replay=self.replayable))
         random_streams.restore(state["random"])  # replaying may have drawn from them
-        self.saver.resumed_at(self.collector.frames)
+        self.saver.resumed_at(self.loop.frames)
         if self.hooks.evaluation is not None:
-            self.hooks.evaluation.load_state_dict(state.get("evaluation", {"last": self.collector.frames}))
+            self.hooks.evaluation.load_state_dict(state.get("evaluation", {"last": self.loop.frames}))

@@ -1,0 +1,113 @@
+"""A run divided among the ranks of its learner: what each has of it, and how ranks other than 0 are started."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlcli.config.schemas import Config
+from rlcli.processes.channel import Channel
+from rlcli.runs.folder import CHECKPOINTS, Run, note_new
+from rlcli.runs.signals import StopSignals
+
+if TYPE_CHECKING:
+    from rlcli.learning.evaluation import Played
+    from rlcli.learning.ranks import Ranks
+
+FOLDER = "ranks"  # in the run folder: 1/, 2/, ... with the checkpoints of the other ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What one rank has of a run; `look` raises where another rank has ended."""
+
+    whole: Config
+    ranks: Ranks
+    look: Callable[[], object] = lambda: None
+
+    @property
+    def cfg(self) -> Config:
+        """Return the share of one rank: of envs, of a batch, of a minibatch, of the buffer and of processes.
+
+        What is counted in frames of the run stays: `total_frames`, `init_random_frames`, `eps_frames`.
+        """
+        cfg, n = self.whole, self.ranks.size
+        parts: dict[str, dict[str, Any]] = {
+            "env": {"num": cfg.env.num // n, "workers": cfg.env.workers and max(1, cfg.env.workers // n)},
+            "collector": {"frames_per_batch": cfg.collector.frames_per_batch // n},
+            "sampler": {"batch_size": cfg.sampler.batch_size // n},
+            "storage": {"max_size": cfg.storage.max_size // n},
+        }
+        if isinstance(workers := cfg.collector.num_workers, int):
+            lanes, most = cfg.env.num // n, max(1, workers // n)
+            parts["collector"]["num_workers"] = max(k for k in range(1, most + 1) if lanes % k == 0)
+        if cfg.sampler.num_slices is not None:
+            parts["sampler"]["num_slices"] = cfg.sampler.num_slices // n
+        groups = {name: dataclasses.replace(getattr(cfg, name), **share) for name, share in parts.items()}
+        return dataclasses.replace(cfg, **groups)  # type: ignore[arg-type]
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """Return the number of its first env, and of all envs."""
+        return self.ranks.rank * self.whole.env.num // self.ranks.size, self.whole.env.num
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of what it draws by itself; rank 0 has the run's."""
+        rank, seed = self.ranks.rank, self.whole.seed
+        return int(np.random.SeedSequence((seed, rank)).generate_state(1)[0]) if rank else seed
+
+    def lines(self, elements: int) -> Iterator[str]:
+        """Say what each rank has, and what a step's all-reduce costs here."""
+        cfg, seconds = self.cfg, self.ranks.time(elements)
+        yield (
+            f"learner of {self.ranks.size} ranks, each with {cfg.env.num} envs, "
+            f"{cfg.collector.frames_per_batch} frames and {cfg.sampler.batch_size} rows of a minibatch"
+        )
+        yield (
+            f"each step adds up {4 * elements / 1024:,.0f} KB of gradients in {1e3 * seconds:.2f} ms here; where that "
+            "is more than the time of a step, one process is faster: ranks are for large networks, GPUs and slow envs"
+        )
+
+    def played(self, evaluate: Callable[[], Played | None]) -> Callable[[], Played]:
+        """Return an evaluation that rank 0 makes alone; one that was asked to stop is over, as it is for the others."""
+        from rlcli.learning.evaluation import FailedEvaluation
+
+        missed = FailedEvaluation("it was asked to stop")
+        return lambda: missed if self.ranks.rank else (evaluate() or missed)
+
+
+def start_ranks(cfg: Config, run: Run, stack: contextlib.ExitStack, resume_at: int | None = None) -> Place:
+    """Start the other ranks of a run, which end with `stack`; return the place of rank 0."""
+    from rlcli.jobs.ranks import started
+
+    note_new(run, f"{FOLDER}/*/{CHECKPOINTS}", f"{FOLDER}/*", FOLDER)
+    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "resume_at": resume_at}
+    ranks, others = stack.enter_context(started(cfg.learner.world_size, run.path, f"{__name__}:serve", order))
+    return Place(cfg, ranks, others.look)
+
+
+def folder_of(run: Path, rank: int) -> Path:
+    """Return where a rank keeps its own checkpoints."""
+    return run / FOLDER / str(rank) if rank else run
+
+
+def serve(channel: Channel) -> None:
+    """Train as a rank other than 0, as rank 0 orders."""
+    from rlcli.build.training import learner_of
+    from rlcli.jobs.ranks import joined
+
+    with joined(channel) as (ranks, order), StopSignals(notice="") as stop:
+        stop.ignore_interrupts()
+        run = Run(folder_of(order["run"], ranks.rank))
+        vars(run)["info"] = order["info"]
+        (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        at = order["resume_at"]
+        learner = learner_of(order["cfg"], run, stop, resume_at=at, place=Place(order["cfg"], ranks))
+        learner.run_as_rank()
