@@ -94,7 +94,7 @@ def learner_of(
     torch.set_num_threads(threads)
     if (device := places["train_device"]) is not None:
         policy.to(device)
-    parts = build_parts(cfg, algorithm, env, policy, run, place and place.lanes)
+    parts = build_parts(cfg, algorithm, env, policy, run, None if place is None else place.lanes)
     collector, update, estimator, buffer = parts
     if begun is not None:
         begun = begun.with_rest(update, estimator)
