@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlcli.config.schemas import Config
+from rlcli.errors import DamagedDataError
 from rlcli.processes.channel import Channel
-from rlcli.runs.folder import CHECKPOINTS, Run, note_new
+from rlcli.runs.folder import CHECKPOINTS, Run, note_new, resume_command
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
     from rlcli.learning.evaluation import Played
     from rlcli.learning.ranks import Ranks
+    from rlcli.runs.checkpoint import Checkpoint
 
 FOLDER = "ranks"  # in the run folder: 1/, 2/, ... with the checkpoints of the other ranks
 
@@ -83,12 +85,17 @@ class Place:
         return lambda: missed if self.ranks.rank else (evaluate() or missed)
 
 
-def start_ranks(cfg: Config, run: Run, stack: contextlib.ExitStack, resume_at: int | None = None) -> Place:
-    """Start the other ranks of a run, which end with `stack`; return the place of rank 0."""
+def start_ranks(
+    cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None, *, divided: bool = False
+) -> Place:
+    """Start the other ranks of a run, which end with `stack`; return the place of rank 0.
+
+    `saved`: the checkpoint of rank 0 to go on from; `divided`: the others go on from it too.
+    """
     from rlcli.jobs.ranks import started
 
     note_new(run, f"{FOLDER}/*/{CHECKPOINTS}", f"{FOLDER}/*", FOLDER)
-    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "resume_at": resume_at}
+    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved, "divided": divided}
     ranks, others = stack.enter_context(started(cfg.learner.world_size, run.path, f"{__name__}:serve", order))
     return Place(cfg, ranks, others.look)
 
@@ -98,16 +105,55 @@ def folder_of(run: Path, rank: int) -> Path:
     return run / FOLDER / str(rank) if rank else run
 
 
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints in a rank's folder that verify, by their frames."""
+    from rlcli.runs.checkpoint import list_checkpoints, read_manifest, verify
+
+    whole = (path for path in list_checkpoints(folder / CHECKPOINTS) if verify(path) is None)
+    return {read_manifest(path)["number"]: path for path in whole}
+
+
+def newest_of_all(run: Run, newest: Checkpoint, size: int) -> Checkpoint:
+    """Return the newest checkpoint that every rank has, `newest` or one before it."""
+    from rlcli.runs.checkpoint import load
+
+    of = [checkpoints(folder_of(run.path, rank)) for rank in range(size)]
+    last = newest.manifest["number"]
+    if all(last in each for each in of):
+        return newest
+    lacking = next(rank for rank, each in enumerate(of) if last not in each)
+    why = f"rank {lacking} has no whole checkpoint at {last:,} frames"
+    if not (common := set.intersection(*map(set, of))):
+        raise DamagedDataError(
+            "no checkpoint is there of all ranks", where=str(run.path / FOLDER), why=why,
+            fix=f"From the weights alone: {resume_command(run, 'learner.world_size=1')}",
+        )  # fmt: skip
+    return load(of[0][max(common)])._replace(skipped=[*newest.skipped, why])
+
+
+def ranks_of(config: Mapping[str, Any]) -> int:
+    """Return the ranks of a run, by its configuration as it was written."""
+    return config.get("learner", {}).get("world_size", 1)
+
+
 def serve(channel: Channel) -> None:
     """Train as a rank other than 0, as rank 0 orders."""
     from rlcli.build.training import learner_of
     from rlcli.jobs.ranks import joined
+    from rlcli.runs.checkpoint import load
 
     with joined(channel) as (ranks, order), StopSignals(notice="") as stop:
         stop.ignore_interrupts()
         run = Run(folder_of(order["run"], ranks.rank))
         vars(run)["info"] = order["info"]
         (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        at = order["resume_at"]
+        found = None
+        if order["saved"] is not None:
+            found = load(order["saved"])
+            if not order["divided"]:
+                found = load(checkpoints(run.path)[found.manifest["number"]])
+        at = None if found is None else found.manifest["number"]
         learner = learner_of(order["cfg"], run, stop, resume_at=at, place=Place(order["cfg"], ranks))
+        if found is not None:
+            learner.load(found, divided=order["divided"])
         learner.run_as_rank()
