@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlcli.config.schemas import Config
-from rlcli.errors import DamagedDataError
 from rlcli.processes.channel import Channel
 from rlcli.runs.folder import CHECKPOINTS, Run, note_new, resume_command
 from rlcli.runs.signals import StopSignals
@@ -96,7 +95,10 @@ def start_ranks(
 
     note_new(run, f"{FOLDER}/*/{CHECKPOINTS}", f"{FOLDER}/*", FOLDER)
     order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved, "divided": divided}
-    ranks, others = stack.enter_context(started(cfg.learner.world_size, run.path, f"{__name__}:serve", order))
+    order["resume"] = f"Resume with: {resume_command(run)}"
+    preload = ["rlcli.build.training"]  # ranks share what it imports
+    together = started(cfg.learner.world_size, run.path, f"{__name__}:serve", order, preload)
+    ranks, others = stack.enter_context(together)
     return Place(cfg, ranks, others.look)
 
 
@@ -113,8 +115,8 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return {read_manifest(path)["number"]: path for path in whole}
 
 
-def newest_of_all(run: Run, newest: Checkpoint, size: int) -> Checkpoint:
-    """Return the newest checkpoint that every rank has, `newest` or one before it."""
+def newest_of_all(run: Run, newest: Checkpoint, size: int) -> Checkpoint | None:
+    """Return the newest checkpoint that every rank has, `newest` or one before it; None where there is none."""
     from rlcli.runs.checkpoint import load
 
     of = [checkpoints(folder_of(run.path, rank)) for rank in range(size)]
@@ -124,10 +126,7 @@ def newest_of_all(run: Run, newest: Checkpoint, size: int) -> Checkpoint:
     lacking = next(rank for rank, each in enumerate(of) if last not in each)
     why = f"rank {lacking} has no whole checkpoint at {last:,} frames"
     if not (common := set.intersection(*map(set, of))):
-        raise DamagedDataError(
-            "no checkpoint is there of all ranks", where=str(run.path / FOLDER), why=why,
-            fix=f"From the weights alone: {resume_command(run, 'learner.world_size=1')}",
-        )  # fmt: skip
+        return None
     return load(of[0][max(common)])._replace(skipped=[*newest.skipped, why])
 
 

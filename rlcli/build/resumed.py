@@ -91,7 +91,8 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
             saved = newest(run)
         divided = ranks_of(saved.manifest["config"]) != cfg.learner.world_size
         if cfg.learner.world_size > 1 and not divided:
-            saved = newest_of_all(run, saved, cfg.learner.world_size)
+            common = newest_of_all(run, saved, cfg.learner.world_size)
+            saved, divided = common or saved, common is None
         sealed, run_to_end, lost = saved.manifest, Learner.run_to_end, gone_before(saved)
         frames = written = sealed["number"]
     else:
@@ -138,8 +139,8 @@ def _finished(run: Run, frames: int, different: Changes) -> Run:
 # what may change without changing what the remaining frames would have been, but for total_frames where a number is
 # scheduled by it: `Changes.lines` says so
 DIVIDED = (
-    "another learner.world_size: weights, optimizer and counts go on; open episodes, the rows of a buffer and random "
-    "numbers do not"
+    "of what its ranks had, weights, optimizer and counts go on; open episodes, rows of a buffer and random numbers "
+    "begin anew"
 )
 HARMLESS = (
     "total_frames", "run", "console", "logger", "env.info_keys", "env.out_of_bounds", "env.step_timeout",

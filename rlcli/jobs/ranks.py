@@ -75,7 +75,9 @@ class Others:
 
 
 @contextlib.contextmanager
-def started(size: int, folder: Path, target: str, order: Mapping[str, Any]) -> Iterator[tuple[Ranks, Others]]:
+def started(
+    size: int, folder: Path, target: str, order: Mapping[str, Any], preload: Sequence[str]
+) -> Iterator[tuple[Ranks, Others]]:
     """Start ranks 1 to `size - 1`, which run `target` of a channel and are given an `order`; yield rank 0's side."""
     others, meeting = Others(), folder / MEETING
     meeting.unlink(missing_ok=True)
@@ -84,7 +86,7 @@ def started(size: int, folder: Path, target: str, order: Mapping[str, Any]) -> I
     try:
         facts = told()
         for rank in range(1, size):
-            others.workers.append(worker := Worker(target))
+            others.workers.append(worker := Worker(target, preload=preload))
             worker.channel.send(_ORDER, body=packed((facts, str(meeting), rank, size, dict(order))))
         others.ready()
         ranks = _met(meeting, 0, size)
@@ -111,13 +113,15 @@ def joined(channel: Channel) -> Iterator[tuple[Ranks, dict[str, Any]]]:
         ranks = _met(Path(meeting), rank, size)
         ranks.lost = lambda error: RankLost("another rank has ended", why=in_words(error))
         yield ranks, order
-    except (RankLost, StoppedSafely):
+    except RankLost:
         pass
     except BaseException as error:
         if not isinstance(error, RlcliError):
             sys.excepthook(type(error), error, error.__traceback__)
             error = ResourceError(f"rank {rank} of the learner failed", why=in_words(error))
         error.where = f"rank {rank}" + (f", {error.where}" if error.where else "")
+        if isinstance(error, StoppedSafely):  # rank 0 has most often stopped, too, and does not hear it
+            error.fix = order["resume"]
         with contextlib.suppress(Closed):
             channel.send(_FAILED, body=packed(error))
         raise SystemExit(error.exit_code) from error

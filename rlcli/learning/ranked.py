@@ -73,12 +73,14 @@ class RankSaver(Saver):
     _looked: float = field(default_factory=time.monotonic)
 
     def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
+        asked = True
         if not saved:
             asked, *agreed = self.of.agree(self.stop.requested, super().due(frames), super()._affords_copy())
             self._agreed = agreed[0], agreed[1]
             if asked and not self.stop.requested:
                 self.stop.ask("a signal to another rank")
-        super().stop_if_asked(frames, saved=saved)
+        if asked:  # a signal that came since is the next batch's
+            super().stop_if_asked(frames, saved=saved)
 
     def stop_if_overdue(self) -> None:
         if (now := time.monotonic()) - self._looked > LOOK:
