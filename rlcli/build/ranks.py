@@ -1,8 +1,7 @@
-"""A run divided among the ranks of its learner: what each has of it, and how ranks other than 0 are started."""
+"""A run divided among the ranks of its learner: what each has of it, and which checkpoint all of them have."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlcli.config.schemas import Config
-from rlcli.processes.channel import Channel
-from rlcli.runs.folder import CHECKPOINTS, Run, note_new, resume_command
-from rlcli.runs.signals import StopSignals
+from rlcli.runs.folder import CHECKPOINTS, Run
 
 if TYPE_CHECKING:
+    from rlcli.jobs.ranks import Others
     from rlcli.learning.evaluation import Played
     from rlcli.learning.ranks import Ranks
     from rlcli.runs.checkpoint import Checkpoint
@@ -25,12 +23,12 @@ FOLDER = "ranks"  # in the run folder: 1/, 2/, ... with the checkpoints of the o
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """What one rank has of a run; `look` raises where another rank has ended."""
+class Rank:
+    """One rank's part of a run."""
 
     whole: Config
     ranks: Ranks
-    look: Callable[[], object] = lambda: None
+    others: Others | None = None  # rank 0 looks whether they run
 
     @property
     def cfg(self) -> Config:
@@ -84,24 +82,6 @@ class Place:
         return lambda: missed if self.ranks.rank else (evaluate() or missed)
 
 
-def start_ranks(
-    cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None, *, divided: bool = False
-) -> Place:
-    """Start the other ranks of a run, which end with `stack`; return the place of rank 0.
-
-    `saved`: the checkpoint of rank 0 to go on from; `divided`: the others go on from it too.
-    """
-    from rlcli.jobs.ranks import started
-
-    note_new(run, f"{FOLDER}/*/{CHECKPOINTS}", f"{FOLDER}/*", FOLDER)
-    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved, "divided": divided}
-    order["resume"] = f"Resume with: {resume_command(run)}"
-    preload = ["rlcli.build.training"]  # ranks share what it imports
-    together = started(cfg.learner.world_size, run.path, f"{__name__}:serve", order, preload)
-    ranks, others = stack.enter_context(together)
-    return Place(cfg, ranks, others.look)
-
-
 def folder_of(run: Path, rank: int) -> Path:
     """Return where a rank keeps its own checkpoints."""
     return run / FOLDER / str(rank) if rank else run
@@ -133,26 +113,3 @@ def newest_of_all(run: Run, newest: Checkpoint, size: int) -> Checkpoint | None:
 def ranks_of(config: Mapping[str, Any]) -> int:
     """Return the ranks of a run, by its configuration as it was written."""
     return config.get("learner", {}).get("world_size", 1)
-
-
-def serve(channel: Channel) -> None:
-    """Train as a rank other than 0, as rank 0 orders."""
-    from rlcli.build.training import learner_of
-    from rlcli.jobs.ranks import joined
-    from rlcli.runs.checkpoint import load
-
-    with joined(channel) as (ranks, order), StopSignals(notice="") as stop:
-        stop.ignore_interrupts()
-        run = Run(folder_of(order["run"], ranks.rank))
-        vars(run)["info"] = order["info"]
-        (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        found = None
-        if order["saved"] is not None:
-            found = load(order["saved"])
-            if not order["divided"]:
-                found = load(checkpoints(run.path)[found.manifest["number"]])
-        at = None if found is None else found.manifest["number"]
-        learner = learner_of(order["cfg"], run, stop, resume_at=at, place=Place(order["cfg"], ranks))
-        if found is not None:
-            learner.load(found, divided=order["divided"])
-        learner.run_as_rank()

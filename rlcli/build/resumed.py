@@ -18,7 +18,7 @@ from typing import Any
 
 from rlcli.build.collector import devices
 from rlcli.build.policy import cores_to_spare
-from rlcli.build.ranks import newest_of_all, ranks_of, start_ranks
+from rlcli.build.ranks import newest_of_all, ranks_of
 from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
 from rlcli.config import registry
 from rlcli.config.problem import raise_all
@@ -113,7 +113,9 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
         with stop.at_once(lambda: f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
             more = {}
             if isinstance(cfg, Config) and cfg.learner.world_size > 1:
-                more["place"] = start_ranks(cfg, run, stack, saved.path, divided=divided)
+                from rlcli.build.training import rank_0
+
+                more["part"] = rank_0(cfg, run, stack, saved.path, divided=divided)
             job = make(cfg, run, stop, resume_at=frames, **more)
         stack.enter_context(job.reporter)
         with different.taking_over(run):

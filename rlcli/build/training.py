@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,6 @@ from rlcli.build.collector import devices
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
-from rlcli.build.ranks import Place, start_ranks
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
@@ -28,13 +28,15 @@ from rlcli.planning.forecast import Learning, expected
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
-from rlcli.runs.folder import Run, start_command
+from rlcli.runs.folder import CHECKPOINTS, Run, note_new, resume_command, start_command
 from rlcli.runs.provenance import surroundings
 from rlcli.runs.session import Saver, new_run
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
+    from rlcli.build.ranks import Rank
     from rlcli.build.trained_run import TrainingRun
+    from rlcli.processes.channel import Channel
 
 
 def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
@@ -52,8 +54,8 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         contextlib.ExitStack() as stack,
     ):
         with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
-            place = None if cfg.learner.world_size == 1 else start_ranks(cfg, run, stack)
-            learner = learner_of(cfg, run, stop, first=first, chosen=chosen, place=place)
+            part = None if cfg.learner.world_size == 1 else rank_0(cfg, run, stack)
+            learner = learner_of(cfg, run, stop, first=first, chosen=chosen, part=part)
         with learner.reporter:
             if learner.copy_rows is not None:
                 learner.begin(learner.copy_rows())
@@ -61,6 +63,45 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     from rlcli.build.trained_run import TrainingRun
 
     return TrainingRun(run.path)
+
+
+def rank_0(
+    cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None, *, divided: bool = False
+) -> Rank:
+    """Start the other ranks of a run, which end with `stack`; return this process's part.
+
+    `saved`: the checkpoint of rank 0 to go on from; `divided`: the others go on from it too, not from their own.
+    """
+    from rlcli.build.ranks import FOLDER, Rank
+    from rlcli.jobs.ranks import started
+
+    note_new(run, f"{FOLDER}/*/{CHECKPOINTS}", f"{FOLDER}/*", FOLDER)
+    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved, "divided": divided}
+    order["resume"] = f"Resume with: {resume_command(run)}"
+    target, preload = f"{__name__}:rank_above_0", [__name__]  # ranks share what that imports
+    return Rank(cfg, *stack.enter_context(started(cfg.learner.world_size, run.path, target, order, preload)))
+
+
+def rank_above_0(channel: Channel) -> None:
+    """Train as another rank, as rank 0 orders."""
+    from rlcli.build.ranks import Rank, checkpoints, folder_of
+    from rlcli.jobs.ranks import joined
+    from rlcli.runs.checkpoint import load
+
+    with joined(channel) as (ranks, order), StopSignals(notice="") as stop:
+        stop.ignore_interrupts()
+        cfg, run, found = order["cfg"], Run(folder_of(order["run"], ranks.rank)), None
+        vars(run)["info"] = order["info"]
+        (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        if order["saved"] is not None:
+            found = load(order["saved"])
+            if not order["divided"]:
+                found = load(checkpoints(run.path)[found.manifest["number"]])
+        resume_at = None if found is None else found.manifest["number"]
+        learner = learner_of(cfg, run, stop, resume_at=resume_at, part=Rank(cfg, ranks))
+        if found is not None:
+            learner.load(found, divided=order["divided"])
+        learner.run_as_rank()
 
 
 def learner_of(
@@ -71,19 +112,19 @@ def learner_of(
     resume_at: int | None = None,
     first: First = NONE,
     chosen: Sequence[str] = (),
-    place: Place | None = None,
+    part: Rank | None = None,
 ) -> Learner:
     """Make all that a run learns with; `resume_at`: frames of the state to load, `chosen`: lines on what was open.
 
-    `place`: what this process has of the run, where it is one of several ranks.
+    `part`: what this process has of the run, where it is one of several ranks.
     """
-    whole, cfg, rank = cfg, cfg if place is None else place.cfg, 0 if place is None else place.ranks.rank
+    whole, cfg, rank = cfg, cfg if part is None else part.cfg, 0 if part is None else part.ranks.rank
     process = ProcessPeak()
     imported = process.now
     random_streams.seed(cfg.seed)
     torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
-    env = env_of_run(cfg, cfg.value.gamma, first.take(), 0 if place is None else place.lanes[0])
-    algorithm = algorithm_of(cfg, None if place is None else place.seed)
+    env = env_of_run(cfg, cfg.value.gamma, first.take(), 0 if part is None else part.lanes[0])
+    algorithm = algorithm_of(cfg, None if part is None else part.seed)
     policy = build_policy(cfg, env, algorithm)
     begun = None
     if cfg.policy.init_from is not None and resume_at is None:
@@ -94,25 +135,25 @@ def learner_of(
     torch.set_num_threads(threads)
     if (device := places["train_device"]) is not None:
         policy.to(device)
-    parts = build_parts(cfg, algorithm, env, policy, run, None if place is None else place.lanes)
+    parts = build_parts(cfg, algorithm, env, policy, run, None if part is None else part.lanes)
     collector, update, estimator, buffer = parts
     if begun is not None:
         begun = begun.with_rest(update, estimator)
-    if place is not None:
-        update.ranks = place.ranks
-        place.ranks.join(update.loss, estimator)
-        chosen = [*chosen, *place.lines(len(update.flat.reduced))]
+    if part is not None:
+        update.ranks = part.ranks
+        part.ranks.join(update.loss, estimator)
+        chosen = [*chosen, *part.lines(len(update.flat.reduced))]
     observed = [key for key in update.loss.in_keys if key in env.full_observation_spec.keys(True, True)]
     reporter = reporter_of(whole, run, stop, verb="train", observed=observed, resume_at=resume_at, heard=not rank)
     reporter.memory.process = process
     learner = {"policy": policy, "loss": update.loss}
     reporter.clock.watch = reporter.memory.watch(learner, update.optimizer.optimizer, device, update.saved)
     followed: Any = (Saver, Hooks)
-    if place is not None:
+    if part is not None:
         from rlcli.learning.ranked import RankHooks, RankSaver
 
-        saving = partial(RankSaver, of=place.ranks, weights=update.flat.tensor, look=place.look)
-        followed = saving, partial(RankHooks, place.ranks)
+        saving = partial(RankSaver, of=part.ranks, weights=update.flat.tensor, others=part.others)
+        followed = saving, partial(RankHooks, part.ranks)
     make_saver, make_hooks = followed
     saver = make_saver(
         run, {"policy": StateBeside(policy), "update": update, "collector": collector, "reporter": reporter},
@@ -130,7 +171,7 @@ def learner_of(
     if every is not None:
         from rlcli.learning.evaluation import PeriodicEvaluation
 
-        play = PeriodicEvaluation(every, evaluator if place is None else place.played(evaluator))
+        play = PeriodicEvaluation(every, evaluator if part is None else part.played(evaluator))
     hooks = make_hooks(reporter, saver, play)
     loop = algorithm.loop(parts, policy, hooks)
     if cfg.loss.kwargs:

@@ -7,7 +7,6 @@ for first, is the last to.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ class RankSaver(Saver):
 
     of: Ranks
     weights: Tensor  # that are the same on all ranks
-    look: Callable[[], object] = lambda: None  # raises where another rank has ended
+    others: Any = None  # on rank 0: `look` raises where one of them has ended
     _agreed: tuple[bool, bool] = (False, True)  # save, copy
     _looked: float = field(default_factory=time.monotonic)
 
@@ -83,9 +82,9 @@ class RankSaver(Saver):
             super().stop_if_asked(frames, saved=saved)
 
     def stop_if_overdue(self) -> None:
-        if (now := time.monotonic()) - self._looked > LOOK:
+        if self.others is not None and (now := time.monotonic()) - self._looked > LOOK:
             self._looked = now
-            self.look()
+            self.others.look()
         super().stop_if_overdue()
 
     def due(self, frames: int) -> bool:
