@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlcli.config.schemas import Config
+from rlcli.processes.process import cores
 from rlcli.runs.folder import CHECKPOINTS, Run
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlcli.jobs.ranks import Others
     from rlcli.learning.evaluation import Played
     from rlcli.learning.ranks import Ranks
@@ -62,17 +65,16 @@ class Rank:
         rank, seed = self.ranks.rank, self.whole.seed
         return int(np.random.SeedSequence((seed, rank)).generate_state(1)[0]) if rank else seed
 
-    def lines(self, elements: int) -> Iterator[str]:
+    def lines(self, gradient: Tensor) -> Iterator[str]:
         """Say what each rank has, and what a step's all-reduce costs here."""
-        cfg, seconds = self.cfg, self.ranks.time(elements)
+        cfg, seconds = self.cfg, self.ranks.time(gradient)
         yield (
             f"learner of {self.ranks.size} ranks, each with {cfg.env.num} envs, "
             f"{cfg.collector.frames_per_batch} frames and {cfg.sampler.batch_size} rows of a minibatch"
         )
-        yield (
-            f"each step adds up {4 * elements / 1024:,.0f} KB of gradients in {1e3 * seconds:.2f} ms here; where that "
-            "is more than the time of a step, one process is faster: ranks are for large networks, GPUs and slow envs"
-        )
+        yield f"each step adds up {gradient.nbytes / 1024:,.0f} KB of gradients, in {1e3 * seconds:.2f} ms here"
+        if self.ranks.size > cores():
+            yield f"there are more ranks than the {cores()} cores of this machine: they wait for each other"
 
     def played(self, evaluate: Callable[[], Played | None]) -> Callable[[], Played]:
         """Return an evaluation that rank 0 makes alone; one that was asked to stop is over, as it is for the others."""

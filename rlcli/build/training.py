@@ -73,13 +73,15 @@ def rank_0(
     `saved`: the checkpoint of rank 0 to go on from; `divided`: the others go on from it too, not from their own.
     """
     from rlcli.build.ranks import FOLDER, Rank
-    from rlcli.jobs.ranks import started
+    from rlcli.jobs.ranks import backend_of, started
 
     note_new(run, f"{FOLDER}/*/{CHECKPOINTS}", f"{FOLDER}/*", FOLDER)
     order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved, "divided": divided}
     order["resume"] = f"Resume with: {resume_command(run)}"
+    device = devices(cfg)["train_device"]
+    backend = backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
     target, preload = f"{__name__}:rank_above_0", [__name__]  # ranks share what that imports
-    return Rank(cfg, *stack.enter_context(started(cfg.learner.world_size, run.path, target, order, preload)))
+    return Rank(cfg, *stack.enter_context(started(cfg.learner.world_size, backend, run.path, target, order, preload)))
 
 
 def rank_above_0(channel: Channel) -> None:
@@ -142,7 +144,7 @@ def learner_of(
     if part is not None:
         update.ranks = part.ranks
         part.ranks.join(update.loss, estimator)
-        chosen = [*chosen, *part.lines(len(update.flat.reduced))]
+        chosen = [*chosen, *part.lines(update.flat.reduced)]
     observed = [key for key in update.loss.in_keys if key in env.full_observation_spec.keys(True, True)]
     reporter = reporter_of(whole, run, stop, verb="train", observed=observed, resume_at=resume_at, heard=not rank)
     reporter.memory.process = process

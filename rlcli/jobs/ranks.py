@@ -16,9 +16,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import distributed
 
-from rlcli.errors import ResourceError, RlcliError, StoppedSafely, in_words
+from rlcli.arguments import refuse
+from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words
 from rlcli.learning.ranks import Ranks
 from rlcli.processes.channel import Channel, Closed, packed, unpacked
 from rlcli.processes.worker import Worker, end
@@ -76,7 +78,7 @@ class Others:
 
 @contextlib.contextmanager
 def started(
-    size: int, folder: Path, target: str, order: Mapping[str, Any], preload: Sequence[str]
+    size: int, backend: str, folder: Path, target: str, order: Mapping[str, Any], preload: Sequence[str]
 ) -> Iterator[tuple[Ranks, Others]]:
     """Start ranks 1 to `size - 1`, which run `target` of a channel and are given an `order`; yield rank 0's side."""
     others, meeting = Others(), folder / MEETING
@@ -87,9 +89,9 @@ def started(
         facts = told()
         for rank in range(1, size):
             others.workers.append(worker := Worker(target, preload=preload))
-            worker.channel.send(_ORDER, body=packed((facts, str(meeting), rank, size, dict(order))))
+            worker.channel.send(_ORDER, body=packed((facts, str(meeting), rank, size, backend, dict(order))))
         others.ready()
-        ranks = _met(meeting, 0, size)
+        ranks = _met(meeting, 0, size, backend)
         ranks.lost = others.lost
         yield ranks, others
     except BaseException as error:
@@ -105,12 +107,12 @@ def started(
 @contextlib.contextmanager
 def joined(channel: Channel) -> Iterator[tuple[Ranks, dict[str, Any]]]:
     """Join the other ranks, in a process of `started`; yield this rank's side and its order. Errors go to rank 0."""
-    facts, meeting, rank, size, order = unpacked(channel.receive()[2])
+    facts, meeting, rank, size, backend, order = unpacked(channel.receive()[2])
     assert isinstance(facts, Told)
     try:
         facts.learn()
         channel.send(_READY)
-        ranks = _met(Path(meeting), rank, size)
+        ranks = _met(Path(meeting), rank, size, backend)
         ranks.lost = lambda error: RankLost("another rank has ended", why=in_words(error))
         yield ranks, order
     except RankLost:
@@ -127,13 +129,27 @@ def joined(channel: Channel) -> Iterator[tuple[Ranks, dict[str, Any]]]:
         raise SystemExit(error.exit_code) from error
 
 
-def _met(meeting: Path, rank: int, size: int) -> Ranks:
-    """Connect all ranks to each other, on this machine alone."""
-    gloo: Any = distributed.ProcessGroupGloo
+def backend_of(asked: str, size: int, on_gpu: bool) -> str:
+    """Return what adds up the gradients of ranks that learn `on_gpu`: nccl where each has one of its own, else gloo."""
+    gpus = torch.cuda.device_count() if on_gpu and distributed.is_nccl_available() else 0
+    refuse(asked == "nccl" and gpus < size, f"learner.backend=nccl needs a GPU for each of {size} ranks",
+           why=f"those that learn with it here are {gpus}", fix="Use learner.backend=auto, or device=cuda with fewer "
+           "ranks.", error=ConfigError)  # fmt: skip
+    return "nccl" if asked != "gloo" and gpus >= size else "gloo"
+
+
+def _met(meeting: Path, rank: int, size: int, backend: str) -> Ranks:
+    """Connect all ranks to each other, on this machine alone; each takes the next GPU, where several are there."""
+    kinds: Any = distributed  # which are written in C++
+    store, gloo = distributed.FileStore(str(meeting), size), kinds.ProcessGroupGloo
     options = gloo._Options()
     options._devices, options._timeout = [gloo.create_device(hostname="127.0.0.1")], _LONG
-    group = gloo(distributed.FileStore(str(meeting), size), rank, size, options)
-    return Ranks(rank, size, group)
+    groups = {"cpu": gloo(distributed.PrefixStore("cpu", store), rank, size, options)}
+    if (gpus := torch.cuda.device_count()) > 1:
+        torch.cuda.set_device(rank % gpus)
+    if backend == "nccl":
+        groups["cuda"] = kinds.ProcessGroupNCCL(distributed.PrefixStore("cuda", store), rank, size)
+    return Ranks(rank, size, groups)
 
 
 def _end(workers: Sequence[Worker], grace: float) -> None:

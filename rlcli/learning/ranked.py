@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlcli.collectors import BaseCollector
 
 LOOK = 0.2  # seconds between two looks at whether all ranks run
+SURE = 20  # steps after which the shortest say what one takes
 
 
 class RankHooks(Hooks):
@@ -31,13 +32,19 @@ class RankHooks(Hooks):
 
     def __init__(self, of: Ranks, *parts: Any) -> None:
         super().__init__(*parts)
-        self.of, self.ranks = of, of.size
+        self.of, self.ranks, self._compared = of, of.size, False
 
     def close(self, collector: BaseCollector) -> None:
         """Count frames alone: the rewards of the others are not here."""
         assert self.reporter is not None
         if (frames := collector.frames * self.ranks - self.reporter.tally.frames) > 0:
             self.reporter.rest(frames)
+
+    def _comparison(self) -> str:
+        own, meeting, most = (1e3 * x for x in (self.of.work, self.of.meeting, self.of.work * self.ranks))
+        line = f"a step takes each rank {own:.2f} ms, and {meeting:.2f} ms to add up the gradients; one process takes "
+        slower = "where the envs are as fast, learner.world_size=1 is the faster run"
+        return f"{line}at most {most:.2f} ms on all rows" + (f": {slower}" if most < own + meeting else "")
 
     def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
         counted = super()._since_the_last_report(collector)
@@ -50,6 +57,9 @@ class RankHooks(Hooks):
         if self.of.rank:
             self.reporter.tally.warnings = {}
             return counted
+        if not self._compared and self.of.calls["step"] >= SURE:
+            self._compared = True
+            self.reporter.say(self._comparison())
         lanes = np.cumsum([len(x["reward"]) for x in (counted, *told)]).tolist()
         for first, other in zip(lanes, told, strict=False):
             valued.add(ValueRows(*other["valued"]))

@@ -7,6 +7,7 @@ batch   stop, save, copy                          one all-reduce
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections import Counter
@@ -35,7 +36,8 @@ class Ranks:
     ----------
     rank, size : int
         Which of how many this process is.
-    group : torch.distributed.ProcessGroup
+    groups : mapping from "cpu" or "cuda" to torch.distributed.ProcessGroup
+        That of the CPU takes what no other does.
     lost : callable, optional
         Failure of a collective -> the error to raise: another rank has ended.
 
@@ -45,15 +47,18 @@ class Ranks:
         The rows, of all ranks, that advantages are normalised over.
     calls : Counter
         How often ranks met, by "step", "epoch", "batch" and "values".
-    seconds : float
-        Time that passed in them.
+    work, meeting : float
+        Seconds of a step at best: what a rank does by itself, and what it takes to add up the gradients.
     """
 
-    def __init__(self, rank: int, size: int, group: Any, lost: Callable[[Exception], Exception] | None = None) -> None:
+    def __init__(
+        self, rank: int, size: int, groups: Mapping[str, Any], lost: Callable[[Exception], Exception] | None = None
+    ) -> None:
         self.rank, self.size, self.lost = rank, size, lost or (lambda error: error)
         self.average: str | None = None
-        self.calls, self.seconds = Counter[str](), 0.0
-        self._group, self._names = group, list[Any]()
+        self.calls, self.work, self.meeting = Counter[str](), math.inf, math.inf
+        self._then = math.inf
+        self._groups, self._names = groups, list[Any]()
 
     def join(self, loss: Any, estimator: Any = None) -> None:
         """Take over, from a loss and an estimator, what is a number of all ranks' rows: they must not do it alone."""
@@ -69,7 +74,7 @@ class Ranks:
     # ---- a step ------------------------------------------------------------------------------------------------
     def joined(self, flat: FlatParameters, figures: Figures, minibatch: Minibatch) -> Figures:
         """Make `flat.grad` the gradient of all ranks' rows; return the means of their figures. `{}`: no rows here."""
-        grad, riders = flat.grad, flat.reduced[-RIDERS:]
+        grad, riders, began = flat.grad, flat.reduced[-RIDERS:], time.perf_counter()
         riders.zero_()
         if minibatch:
             self._names = list(figures)[: RIDERS - 1]
@@ -80,6 +85,12 @@ class Ranks:
         else:
             grad.zero_()
         self.add("step", flat.reduced)
+        now = time.perf_counter()
+        self.work, self.meeting = (
+            min(self.work, max(began - self._then, 0.0) or math.inf),
+            min(self.meeting, now - began),
+        )
+        self._then = now
         flat.reduced.div_(riders[0].clone())
         means = riders[1 : len(self._names) + 1]
         return {**figures, **dict(zip(self._names, means.tolist() if means.is_cpu else means.clone(), strict=True))}
@@ -123,14 +134,14 @@ class Ranks:
         if self.rank:
             content = torch.frombuffer(bytearray(b"".join(encode_state(message))), dtype=torch.uint8)
             for x in (torch.tensor([len(content)]), content):
-                self._call(self._group.send, [x], 0, 0)
+                self._call(self._groups["cpu"].send, [x], 0, 0)
             return []
         messages = []
         for rank in range(1, self.size):
             length = torch.zeros(1, dtype=torch.int64)
-            self._call(self._group.recv, [length], rank, 0)
+            self._call(self._groups["cpu"].recv, [length], rank, 0)
             content = torch.empty(int(length), dtype=torch.uint8)
-            self._call(self._group.recv, [content], rank, 0)
+            self._call(self._groups["cpu"].recv, [content], rank, 0)
             messages.append(decode_state(content.numpy().tobytes(), f"rank {rank}"))
         return messages
 
@@ -151,28 +162,26 @@ class Ranks:
     def add(self, kind: str, x: Tensor) -> None:
         """Replace `x` by its sum over all ranks."""
         self.calls[kind] += 1
-        self._call(self._group.allreduce, [x])
+        self._call(self._groups.get(x.device.type, self._groups["cpu"]).allreduce, [x])
 
-    def time(self, elements: int, times: int = 10) -> float:
-        """Return the seconds that it takes to add up so many elements, at best; all ranks measure at once."""
-        x, each = torch.zeros(elements), list[float]()
+    def time(self, x: Tensor, times: int = 10) -> float:
+        """Return the seconds that it takes to add up zeros like `x`, at best; all ranks measure at once."""
+        x, each = torch.zeros_like(x), list[float]()
         for _ in range(times):
-            before = self.seconds
+            began = time.perf_counter()
             self.add("start", x)
-            each.append(self.seconds - before)
+            each.append(time.perf_counter() - began)
         return min(each)
 
     def close(self) -> None:
         """Disconnect: the others, where they wait, are told so."""
-        self._group = None
+        self._groups = {}
 
     def _call(self, begin: Callable[..., Any], *arguments: Any) -> None:
-        began = time.perf_counter()
         try:
             begin(*arguments).wait()
         except RuntimeError as error:
             raise self.lost(error) from error
-        self.seconds += time.perf_counter() - began
 
 
 def _rows(minibatch: Minibatch) -> Tensor | int:

@@ -40,7 +40,7 @@ def together(work, size=2):
         options = gloo._Options()
         options._devices, options._timeout = [gloo.create_device(hostname="127.0.0.1")], timedelta(seconds=30)
         try:
-            results[rank] = work(Ranks(rank, size, gloo(store, rank, size, options)))
+            results[rank] = work(Ranks(rank, size, {"cpu": gloo(store, rank, size, options)}))
         except Exception as error:
             results[rank] = error
 
