@@ -38,11 +38,11 @@ class Ranks:
         Which of how many this process is.
     groups : mapping from "cpu" or "cuda" to torch.distributed.ProcessGroup
         That of the CPU takes what no other does.
-    lost : callable, optional
-        Failure of a collective -> the error to raise: another rank has ended.
 
     Attributes
     ----------
+    lost : callable
+        Failure of a collective -> the error to raise: another rank has ended.
     average : {"minibatch", "batch"} or None
         The rows, of all ranks, that advantages are normalised over.
     calls : Counter
@@ -51,13 +51,12 @@ class Ranks:
         Seconds of a step at best: what a rank does by itself, and what it takes to add up the gradients.
     """
 
-    def __init__(
-        self, rank: int, size: int, groups: Mapping[str, Any], lost: Callable[[Exception], Exception] | None = None
-    ) -> None:
-        self.rank, self.size, self.lost = rank, size, lost or (lambda error: error)
+    def __init__(self, rank: int, size: int, groups: Mapping[str, Any]) -> None:
+        self.rank, self.size = rank, size
+        self.lost: Callable[[Exception], Exception] = lambda error: error
         self.average: str | None = None
         self.calls, self.work, self.meeting = Counter[str](), math.inf, math.inf
-        self._then = math.inf
+        self._then: float | None = None
         self._groups, self._names = groups, list[Any]()
 
     def join(self, loss: Any, estimator: Any = None) -> None:
@@ -86,11 +85,9 @@ class Ranks:
             grad.zero_()
         self.add("step", flat.reduced)
         now = time.perf_counter()
-        self.work, self.meeting = (
-            min(self.work, max(began - self._then, 0.0) or math.inf),
-            min(self.meeting, now - began),
-        )
-        self._then = now
+        if self._then is not None:
+            self.work = min(self.work, began - self._then)
+        self.meeting, self._then = min(self.meeting, now - began), now
         flat.reduced.div_(riders[0].clone())
         means = riders[1 : len(self._names) + 1]
         return {**figures, **dict(zip(self._names, means.tolist() if means.is_cpu else means.clone(), strict=True))}
