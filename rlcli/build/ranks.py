@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlcli.config.run_files import RANKS
 from rlcli.config.schemas import Config
 from rlcli.processes.process import cores
 from rlcli.runs.folder import CHECKPOINTS, Run
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from rlcli.learning.evaluation import Played
     from rlcli.learning.ranks import Ranks
     from rlcli.runs.checkpoint import Checkpoint
-
-FOLDER = "ranks"  # in the run folder: 1/, 2/, ... with the checkpoints of the other ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,7 @@ class Rank:
 
 def folder_of(run: Path, rank: int) -> Path:
     """Return where a rank keeps its own checkpoints."""
-    return run / FOLDER / str(rank) if rank else run
+    return run / RANKS / str(rank) if rank else run
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:

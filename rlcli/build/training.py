@@ -20,6 +20,7 @@ from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
+from rlcli.config.run_files import RANKS
 from rlcli.config.schemas import Config
 from rlcli.jobs.learner import Evaluator, Learner
 from rlcli.learning.loops import Hooks
@@ -72,10 +73,10 @@ def rank_0(
 
     `saved`: the checkpoint of rank 0 to go on from; `divided`: the others go on from it too, not from their own.
     """
-    from rlcli.build.ranks import FOLDER, Rank
+    from rlcli.build.ranks import Rank
     from rlcli.jobs.ranks import backend_of, started
 
-    note_new(run, f"{FOLDER}/*/{CHECKPOINTS}", f"{FOLDER}/*", FOLDER)
+    note_new(run, f"{RANKS}/*/{CHECKPOINTS}", f"{RANKS}/*", RANKS)
     order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved, "divided": divided}
     order["resume"] = f"Resume with: {resume_command(run)}"
     device = devices(cfg)["train_device"]
