@@ -139,6 +139,19 @@ def test_other_frameworks_are_imported_only_by_peers_and_ray_by_its_collectors()
     assert not found, "\n".join(found)
 
 
+def test_processes_that_meet_do_so_in_few_files():
+    """torch.distributed: the ranks of a learner, and collectors that are distributed."""
+    allowed = ("rlcli.learning.ranks", "rlcli.jobs.ranks", "rlcli.collectors.distributed", "rlcli.bench.peers")
+    found = [
+        f"{module} imports {target}"
+        for module, path in modules()
+        if not module.startswith(allowed)
+        for target in imported(path, module)
+        if target.startswith("torch.distributed")
+    ]
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.parametrize(
     ("room", "heavy"),
     [

@@ -38,9 +38,16 @@ SLICED = 16  # every so many states are kept where slices are drawn
 
 
 def build_collector(
-    cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
+    cfg: CollectConfig,
+    env: EnvBase,
+    policy: ActorCritic | None,
+    keep_keys: Sequence[Key] | None,
+    lanes: tuple[int, int] | None = None,
 ) -> BaseCollector:
-    """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
+    """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly.
+
+    `lanes`: where the envs are those of one rank, the number of its first and how many there are.
+    """
     c, p, places = cfg.collector, as_choice(UsersPolicyOptions, cfg.policy), devices(cfg)
     actor: Any = None if policy is None else policy.actor
     if actor is None:
@@ -54,6 +61,14 @@ def build_collector(
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
         "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),
     }  # fmt: skip
+    first = 0
+    if lanes is not None:
+        first, number = lanes
+        ranks = number // cfg.env.num
+        options |= {
+            "first_lane": first, "all_lanes": number, "init_random_frames": c.init_random_frames // ranks,
+            "total_frames": -(-cfg.total_frames // number) * cfg.env.num,
+        }  # fmt: skip
     if c.kind == "sync":
         return Collector(env, actor, **options)
     from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
@@ -62,7 +77,8 @@ def build_collector(
     start_method = None if several.start_method == "auto" else several.start_method
     options |= {"start_method": start_method, "on_worker_error": c.on_worker_error}
     makers = [
-        partial(build_env, dataclasses.replace(cfg.env, num=len(share)), offset=share.start) for share in shares(cfg)
+        partial(build_env, dataclasses.replace(cfg.env, num=len(share)), offset=first + share.start)
+        for share in shares(cfg)
     ]
     together: dict[str, Any] = {"cat_results": 0}
     apart: dict[str, Any] = {"max_lag": cfg.weights.max_lag, "on_lag": cfg.weights.on_lag}

@@ -69,10 +69,11 @@ def build_env(
     return base
 
 
-def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = None) -> EnvBase:
+def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = None, offset: int = 0) -> EnvBase:
     """Return the envs that a run's own process steps; where workers make theirs, a closed one to look at."""
     if cfg.collector.kind == "sync":
-        return build_env(cfg.env, gamma=gamma, on_worker_error=cfg.collector.on_worker_error, first=first)
+        on_error = cfg.collector.on_worker_error
+        return build_env(cfg.env, gamma=gamma, offset=offset, on_worker_error=on_error, first=first)
     env = build_env(cfg.env, gamma=gamma, num=1)
     env.close()
     return env

@@ -25,13 +25,16 @@ from rlcli.runs.signals import StopSignals
 
 
 def reporter_of(
-    cfg: CollectConfig, run: Run, stop: StopSignals, *, verb: str, observed: Sequence[Key], resume_at: int | None
-) -> Reporter:
-    """Return the reporter of batches of these observations, in whose view a signal is answered."""
+    cfg: CollectConfig, run: Run, stop: StopSignals, *, verb: str, observed: Sequence[Key], resume_at: int | None,
+    heard: bool = True,
+) -> Reporter:  # fmt: skip
+    """Return the reporter of batches of these observations, in whose view a signal is answered; or a mute one."""
     facts = Facts(
         title=cfg.recipe or verb, env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
         obs_keys=observed, next_obs=cfg.memory.next_obs, settings=settings(cfg), info_keys=cfg.env.info_keys,
     )  # fmt: skip
+    if not heard:
+        return Reporter(facts, console="off")
     logger: Any = cfg.logger.kind
     if logger in registry.users_names("logger"):
         from rlcli.report.events import Figures

@@ -18,6 +18,7 @@ from typing import Any
 
 from rlcli.build.collector import devices
 from rlcli.build.policy import cores_to_spare
+from rlcli.build.ranks import newest_of_all, ranks_of
 from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
 from rlcli.config import registry
 from rlcli.config.choices.learn import ClipPPOOptions
@@ -82,6 +83,7 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
     make: Callable[..., Any]
     run_to_end: Callable[[Any], object]
     saved: Any
+    divided = False  # among another number of ranks
     if isinstance(cfg, Config):
         from rlcli.build.training import learner_of as make
         from rlcli.jobs.learner import Learner
@@ -89,6 +91,10 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
         # the reporter says it too, and keeps it in the closing report
         with warnings.catch_warnings(action="default" if cfg.console.kind == "off" else "ignore"):
             saved = newest(run)
+        divided = ranks_of(saved.manifest["config"]) != cfg.learner.world_size
+        if cfg.learner.world_size > 1 and not divided:
+            common = newest_of_all(run, saved, cfg.learner.world_size)
+            saved, divided = common or saved, common is None
         sealed, run_to_end, lost = saved.manifest, Learner.run_to_end, gone_before(saved)
         frames = written = sealed["number"]
     else:
@@ -105,12 +111,20 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
     different.check(run, force=force)
     if written >= cfg.total_frames and run.summary.get("status") == "done":
         return _finished(run, written, different)
-    with stop.at_once(lambda: f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
-        job = make(cfg, run, stop, resume_at=frames)
-    with job.reporter:
+    with contextlib.ExitStack() as stack:
+        with stop.at_once(lambda: f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
+            more = {}
+            if isinstance(cfg, Config) and cfg.learner.world_size > 1:
+                from rlcli.build.training import rank_0
+
+                more["part"] = rank_0(cfg, run, stack, saved.path, divided=divided)
+            job = make(cfg, run, stop, resume_at=frames, **more)
+        stack.enter_context(job.reporter)
         with different.taking_over(run):
-            job.load(saved)
+            job.load(saved, divided=True) if divided else job.load(saved)
         run = job.run = different.note(run, cfg, force=force)
+        if divided:
+            job.reporter.say(DIVIDED)
         if lost is not None:
             job.reporter.say(f"{lost}; resuming from there")
         different.say(job.reporter.say)
@@ -128,9 +142,13 @@ def _finished(run: Run, frames: int, different: Changes) -> Run:
 
 # what may change without changing what the remaining frames would have been, but for total_frames where a number is
 # scheduled by it: `Changes.lines` says so
+DIVIDED = (
+    "of what its ranks had, weights, optimizer and counts go on; open episodes, rows of a buffer and random numbers "
+    "begin anew"
+)
 HARMLESS = (
     "total_frames", "run", "console", "logger", "env.info_keys", "env.out_of_bounds", "env.step_timeout",
-    "env.workers", "env.per_worker", "env.caller_steps", "env.start_method",
+    "env.workers", "env.per_worker", "env.caller_steps", "env.start_method", "learner",
 )  # fmt: skip
 # read when a run begins: where it lies, initial weights and coefficients, where policies and rows were taken from
 AT_THE_START = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +20,7 @@ from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
+from rlcli.config.run_files import RANKS
 from rlcli.config.schemas import Config
 from rlcli.jobs.learner import Evaluator, Learner
 from rlcli.learning.loops import Hooks
@@ -27,13 +29,15 @@ from rlcli.planning.forecast import Learning, expected
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
-from rlcli.runs.folder import Run, start_command
+from rlcli.runs.folder import CHECKPOINTS, Run, note_new, resume_command, start_command
 from rlcli.runs.provenance import surroundings
 from rlcli.runs.session import Saver, new_run
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
+    from rlcli.build.ranks import Rank
     from rlcli.build.trained_run import TrainingRun
+    from rlcli.processes.channel import Channel
 
 
 def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
@@ -45,9 +49,14 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
     cfg, chosen, first = settled(cfg)
-    with contextlib.closing(first), new_run(to_dict(cfg), "train", overrides) as (run, stop):
+    with (
+        contextlib.closing(first),
+        new_run(to_dict(cfg), "train", overrides) as (run, stop),
+        contextlib.ExitStack() as stack,
+    ):
         with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
-            learner = learner_of(cfg, run, stop, first=first, chosen=chosen)
+            part = None if cfg.learner.world_size == 1 else rank_0(cfg, run, stack)
+            learner = learner_of(cfg, run, stop, first=first, chosen=chosen, part=part)
         with learner.reporter:
             if learner.copy_rows is not None:
                 learner.begin(learner.copy_rows())
@@ -55,6 +64,47 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     from rlcli.build.trained_run import TrainingRun
 
     return TrainingRun(run.path)
+
+
+def rank_0(
+    cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None, *, divided: bool = False
+) -> Rank:
+    """Start the other ranks of a run, which end with `stack`; return this process's part.
+
+    `saved`: the checkpoint of rank 0 to go on from; `divided`: the others go on from it too, not from their own.
+    """
+    from rlcli.build.ranks import Rank
+    from rlcli.jobs.ranks import backend_of, started
+
+    note_new(run, f"{RANKS}/*/{CHECKPOINTS}", f"{RANKS}/*", RANKS)
+    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved, "divided": divided}
+    order["resume"] = f"Resume with: {resume_command(run)}"
+    device = devices(cfg)["train_device"]
+    backend = backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
+    target, preload = f"{__name__}:rank_above_0", [__name__]  # ranks share what that imports
+    return Rank(cfg, *stack.enter_context(started(cfg.learner.world_size, backend, run.path, target, order, preload)))
+
+
+def rank_above_0(channel: Channel) -> None:
+    """Train as another rank, as rank 0 orders."""
+    from rlcli.build.ranks import Rank, checkpoints, folder_of
+    from rlcli.jobs.ranks import joined
+    from rlcli.runs.checkpoint import load
+
+    with joined(channel) as (ranks, order), StopSignals(notice="") as stop:
+        stop.ignore_interrupts()
+        cfg, run, found = order["cfg"], Run(folder_of(order["run"], ranks.rank)), None
+        vars(run)["info"] = order["info"]
+        (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        if order["saved"] is not None:
+            found = load(order["saved"])
+            if not order["divided"]:
+                found = load(checkpoints(run.path)[found.manifest["number"]])
+        resume_at = None if found is None else found.manifest["number"]
+        learner = learner_of(cfg, run, stop, resume_at=resume_at, part=Rank(cfg, ranks))
+        if found is not None:
+            learner.load(found, divided=order["divided"])
+        learner.run_as_rank()
 
 
 def learner_of(
@@ -65,14 +115,19 @@ def learner_of(
     resume_at: int | None = None,
     first: First = NONE,
     chosen: Sequence[str] = (),
+    part: Rank | None = None,
 ) -> Learner:
-    """Make all that a run learns with; `resume_at`: frames of the state to load, `chosen`: lines on what was open."""
+    """Make all that a run learns with; `resume_at`: frames of the state to load, `chosen`: lines on what was open.
+
+    `part`: what this process has of the run, where it is one of several ranks.
+    """
+    whole, cfg, rank = cfg, cfg if part is None else part.cfg, 0 if part is None else part.ranks.rank
     process = ProcessPeak()
     imported = process.now
     random_streams.seed(cfg.seed)
     torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
-    env = env_of_run(cfg, cfg.value.gamma, first.take())
-    algorithm = algorithm_of(cfg)
+    env = env_of_run(cfg, cfg.value.gamma, first.take(), 0 if part is None else part.lanes[0])
+    algorithm = algorithm_of(cfg, None if part is None else part.seed)
     policy = build_policy(cfg, env, algorithm)
     begun = None
     if cfg.policy.init_from is not None and resume_at is None:
@@ -83,24 +138,35 @@ def learner_of(
     torch.set_num_threads(threads)
     if (device := places["train_device"]) is not None:
         policy.to(device)
-    parts = build_parts(cfg, algorithm, env, policy, run)
+    parts = build_parts(cfg, algorithm, env, policy, run, None if part is None else part.lanes)
     collector, update, estimator, buffer = parts
     if begun is not None:
         begun = begun.with_rest(update, estimator)
+    if part is not None:
+        update.ranks = part.ranks
+        part.ranks.join(update.loss, estimator)
+        chosen = [*chosen, *part.lines(update.flat.reduced)]
     observed = [key for key in update.loss.in_keys if key in env.full_observation_spec.keys(True, True)]
-    reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
+    reporter = reporter_of(whole, run, stop, verb="train", observed=observed, resume_at=resume_at, heard=not rank)
     reporter.memory.process = process
     learner = {"policy": policy, "loss": update.loss}
     reporter.clock.watch = reporter.memory.watch(learner, update.optimizer.optimizer, device, update.saved)
-    saver = Saver(
+    followed: Any = (Saver, Hooks)
+    if part is not None:
+        from rlcli.learning.ranked import RankHooks, RankSaver
+
+        saving = partial(RankSaver, of=part.ranks, weights=update.flat.tensor, others=part.others)
+        followed = saving, partial(RankHooks, part.ranks)
+    make_saver, make_hooks = followed
+    saver = make_saver(
         run, {"policy": StateBeside(policy), "update": update, "collector": collector, "reporter": reporter},
-        config=to_dict(cfg), versions=surroundings(threads, places.values(), registry.imported),
+        config=to_dict(whole), versions=surroundings(threads, places.values(), registry.imported),
         every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep,
-        keep_best=cfg.run.keep_best, stop=stop, reporter=reporter, buffer=buffer,
+        keep_best=cfg.run.keep_best and not rank, stop=stop, reporter=reporter, buffer=buffer,
     )  # fmt: skip
     r, every = cfg.run, cfg.run.eval_every
     evaluator = Evaluator(
-        policy.actor, env, partial(build_evaluation_env, cfg, r.eval_episodes), reporter, stop, seed=cfg.seed,
+        policy.actor, env, partial(build_evaluation_env, whole, r.eval_episodes), reporter, stop, seed=cfg.seed,
         episodes=r.eval_episodes, max_steps=r.eval_max_steps, total_frames=cfg.total_frames,
         periodic=every is not None,
     )  # fmt: skip
@@ -108,8 +174,8 @@ def learner_of(
     if every is not None:
         from rlcli.learning.evaluation import PeriodicEvaluation
 
-        play = PeriodicEvaluation(every, evaluator)
-    hooks = Hooks(reporter, saver, play)
+        play = PeriodicEvaluation(every, evaluator if part is None else part.played(evaluator))
+    hooks = make_hooks(reporter, saver, play)
     loop = algorithm.loop(parts, policy, hooks)
     if cfg.loss.kwargs:
         refuse_unread(algorithm)
@@ -129,7 +195,7 @@ def learner_of(
         from rlcli.build.init_rows import copy_init_rows
 
         copy_rows = partial(copy_init_rows, cfg, buffer, collector, env)
-    lines = [f"run {run.path}", *notes(cfg, env, collector, replayable, chosen, threads)]
+    lines = [f"run {run.path}", *notes(whole, env, collector, replayable, chosen, threads)]
     return Learner(
         run, *parts, policy, loop, saver, hooks, reporter, evaluator, replayable=replayable, expected=memory,
         lines=lines, warnings=[*_warnings(cfg, collector)] if algorithm.one_pass else (), init_policy=begun,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlcli.cli.flags import read, run_folder
 from rlcli.cli.main import announced, loading
-from rlcli.config.run_files import CHECKPOINTS
+from rlcli.config.run_files import CHECKPOINTS, RANKS
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 
 INSPECT = """\
@@ -104,9 +104,12 @@ def prune(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
             with locked(candidate.path):
                 there = candidate.checkpoints
                 older = there[: there.index(checkpoint.newest(candidate).path)]
-                freed = _freed(older)
+                of_ranks = sorted(candidate.path.glob(f"{RANKS}/*/{CHECKPOINTS}"))
+                older_of_ranks = [path for each in of_ranks for path in checkpoint.list_checkpoints(each)[:-1]]
+                freed = _freed([*older, *older_of_ranks])
                 if args.yes and older:
-                    checkpoint.make_room(candidate.path / CHECKPOINTS)
+                    for folder in (candidate.path / CHECKPOINTS, *of_ranks):
+                        checkpoint.make_room(folder)
         except (DamagedDataError, ResourceError) as error:
             print(f"   skipped  {candidate.path}: {error}")
             continue

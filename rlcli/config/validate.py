@@ -26,6 +26,7 @@ from rlcli.config.registry import choices
 from rlcli.config.resolved import from_dict, of_another_choice
 from rlcli.config.schemas import CollectConfig, Config, idle, in_words, is_off_policy
 from rlcli.config.validate_learning import check_learning, check_recurrence
+from rlcli.config.validate_ranks import check_ranks
 from rlcli.config.words import key_of
 
 _OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a module of this name
@@ -316,6 +317,7 @@ CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
     check_wrappers: ("env.wrappers.", "env.transforms."),
     check_learning: ("",),  # any key
     check_recurrence: ("policy.", "loss.kind.", "device."),
+    check_ranks: ("",),
     check_env: ("env.kind.", "env.id."),
     check_devices: ("device.",),
     check_packages: ("memory.compress.", "logger."),

@@ -171,10 +171,19 @@ class Learner:
                 self.reporter.warn("storage.init_from", self.init_rows.left_out)
             with self.saver.rescuing():
                 self.loop.run()
-                self.saver.finish(self.collector.frames)
+                self.saver.finish(self.loop.frames)
             facts |= self.final_evaluation()
             if self.buffer is not None:
                 self.buffer.close()  # nothing of its rows is missing on a disk
+
+    def run_as_rank(self) -> None:
+        """Run to the end as one of several ranks, of which another reports."""
+        with released(self.collector.shutdown), self.reporter, self.saver.rescuing():
+            self.reporter.start()
+            self.loop.run()
+            self.saver.finish(self.loop.frames)
+            if self.buffer is not None:
+                self.buffer.close()
 
     def final_evaluation(self) -> dict[str, Any]:
         """Return facts for the closing report."""
@@ -182,38 +191,52 @@ class Learner:
             return {}
         played = None
         if self.hooks.evaluation is not None:
-            played = self.hooks.evaluation.played_at(self.collector.frames)
+            played = self.hooks.evaluation.played_at(self.loop.frames)
         if played is None:
             if self.evaluator.env is None:  # of some envs only one can exist
                 with released(self.collector.shutdown, self.evaluator.warn):
                     pass
             played = self.evaluator()
         if played is None:
-            self.saver.stop_if_asked(self.collector.frames, saved=True)
+            self.saver.stop_if_asked(self.loop.frames, saved=True)
             return {}
         return {"evaluation": played.as_dict()}
 
-    def load(self, found: Checkpoint) -> None:
-        """Go on from a checkpoint; damaged ones that were passed over are named."""
+    def load(self, found: Checkpoint, *, divided: bool = False) -> None:
+        """Go on from a checkpoint; damaged ones that were passed over are named.
+
+        `divided`: it is of a run of another number of ranks; envs, buffer and random streams begin anew.
+        """
         for reason in found.skipped:
             self.reporter.warn("checkpoint", reason)
         self.resumed = True
         from rlcli.typed import Misfit  # a new run reads nothing
 
         with loading_state(found.path):
-            self._take_over(found.state)
-            if self.collector.frames != found.manifest["number"]:
-                raise Misfit(f"it is of {self.collector.frames:,} frames, and called {found.manifest['number']:,}")
+            self._take_over(found.state if not divided else self._parted(found.state), divided)
+            if self.loop.frames != found.manifest["number"]:
+                raise Misfit(f"it is of {self.loop.frames:,} frames, and called {found.manifest['number']:,}")
 
-    def _take_over(self, state: dict[str, Any]) -> None:
+    def _parted(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state without what one of other ranks alone had."""
+        state["update"]["generator"] = self.update.generator.get_state()
+        state["loop"] |= {name: [] for name in ("rewards", "ends", "lanes", "episodes")}
+        return state
+
+    def _take_over(self, state: dict[str, Any], divided: bool) -> None:
         self.policy.load_state_dict(state["policy"])
         self.update.load_state_dict(state["update"])
         self.loop.load_state_dict(state["loop"])
         self.reporter.load_state_dict(state["reporter"])
-        if self.buffer is not None:
-            self.buffer.load_state_dict(state["buffer"])
-        report_lost(self.reporter, self.collector.load_state_dict(state["collector"], replay=self.replayable))
-        random_streams.restore(state["random"])  # replaying may have drawn from them
-        self.saver.resumed_at(self.collector.frames)
+        if divided:
+            episodes, lanes = self.reporter.tally.episodes, self.collector.envs
+            episodes.forget_open()
+            self.collector.begin_anew(self.reporter.tally.frames // self.hooks.ranks, (), [episodes.episodes] * lanes)
+        else:
+            if self.buffer is not None:
+                self.buffer.load_state_dict(state["buffer"])
+            report_lost(self.reporter, self.collector.load_state_dict(state["collector"], replay=self.replayable))
+            random_streams.restore(state["random"])  # replaying may have drawn from them
+        self.saver.resumed_at(self.loop.frames)
         if self.hooks.evaluation is not None:
-            self.hooks.evaluation.load_state_dict(state.get("evaluation", {"last": self.collector.frames}))
+            self.hooks.evaluation.load_state_dict(state.get("evaluation", {"last": self.loop.frames}))

@@ -47,7 +47,8 @@ class BufferedOnPolicy(OnPolicy):
                     sample = self.unrolled(self.buffer.sample())
                 sample = self.value(sample if length is None else sample.reshape(-1, length))
                 with stage("update"):
-                    update.on(update.columns(sample))
+                    for columns in update.joined(iter([update.columns(sample)]), 1):
+                        update.on(columns)
         return delivered.raw
 
     def unrolled(self, sample: TensorDictBase) -> TensorDictBase:
@@ -97,7 +98,7 @@ class OffPolicy(Loop):
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
         """Make the updates that the frames of a batch have earned, each on a sample."""
         batch, buffer, update, stage = delivered.raw, self.buffer, self.update, self.hooks.stage
-        new = min(delivered.frames, max(0, self.collector.frames - self.learning_starts))
+        new = min(delivered.frames * self.hooks.ranks, max(0, self.frames - self.learning_starts))
         self.owed += self.updates_per_frame * new
         if self.owed >= 1:
             if self.beta is not None:
@@ -128,7 +129,7 @@ class OffPolicy(Loop):
         """Return the update's figures, and `replay_ratio`: updates for each frame that earned any."""
         figures = super().figures()
         if "updates" in figures:
-            figures["replay_ratio"] = figures["updates"] / max(self.collector.frames - self.learning_starts, 1)
+            figures["replay_ratio"] = figures["updates"] / max(self.frames - self.learning_starts, 1)
         return figures
 
     # ---- checkpoints -------------------------------------------------------------------------------------------

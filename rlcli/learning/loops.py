@@ -47,6 +47,8 @@ class EpisodeRows(TypedDict):
 class Hooks:
     """Follow a loop: report, save and evaluate, each only where it is given; `stage(name)` times a stage."""
 
+    ranks = 1  # that collect as many frames as this process
+
     def __init__(
         self, reporter: Reporter | None = None, saver: Saver | None = None, evaluation: PeriodicEvaluation | None = None
     ) -> None:
@@ -90,7 +92,7 @@ class Hooks:
 
     def after_batch(self, loop: Loop, delivered: Delivered, batch: TensorDictBase) -> None:
         """Evaluate and report, when due, what was collected and learned since the last report."""
-        frames, new = loop.collector.frames, delivered.frames
+        frames, new = loop.frames, delivered.frames * self.ranks
         last = frames >= loop.total_frames
         evaluates = self.evaluation is not None and self.evaluation.due(frames)
         if not (last or evaluates or due(loop.report_every, frames - new, frames)):
@@ -123,7 +125,7 @@ class Hooks:
 
     def close(self, collector: BaseCollector) -> None:
         """Count what was collected since the last report, whatever ends the loop."""
-        if self.reporter is not None and collector.frames > self.reporter.tally.frames:
+        if self.reporter is not None and collector.frames * self.ranks > self.reporter.tally.frames:
             self.reporter.rest(**self._since_the_last_report(collector))
         self.unreported, self.valued = [], ValueRows()
 
@@ -141,7 +143,8 @@ class Hooks:
             self.reporter.tally.episodes.interrupt(delivered.gaps)
         reward, done = delivered.reward, delivered.done
         if reward is not None and done is not None:  # their memory is written again
-            ended = delivered.ends_by(frames) if delivered.ends else []
+            ended = delivered.ends_by(frames // self.ranks) if delivered.ends else []
+            ended = [(at * self.ranks, end) for at, end in ended] if self.ranks > 1 else ended
             for lanes, steps in delivered.shares or ((delivered.lanes, reward.shape[1]),):
                 of = slice(None) if delivered.shares is None else slice(lanes.start, lanes.stop)  # type: ignore[union-attr]
                 rows = [x[of, :steps].copy() if copy else x[of, :steps] for x in (reward, done)]
@@ -154,7 +157,7 @@ class Hooks:
         assert self.reporter is not None
         parts = self._unreported()
         self._count(parts[:-1])
-        frames = collector.frames - self.reporter.tally.frames
+        frames = collector.frames * self.ranks - self.reporter.tally.frames
         return {"frames": frames, "valued": self.valued, **(parts[-1] if parts else {})}
 
     def _count(self, parts: Sequence[EpisodeRows]) -> None:
@@ -200,25 +203,30 @@ class Loop(ABC):
         self.iteration = self.init_rows = self.rows_unrolled = 0
         self.explore: Callable[[int], None] | None = None
 
+    @property
+    def frames(self) -> int:
+        """Return the frames of the run so far: of all ranks."""
+        return self.collector.frames * self.hooks.ranks
+
     def run(self) -> None:
         """Train; returns early only by raising (StoppedSafely among others)."""
         collector, hooks = self.collector, self.hooks
         if hooks.saver is not None:
             self.update.look = hooks.saver.stop_if_overdue
             collector.interrupt_by(hooks.saver.stop_if_overdue)
-        hooks.begin(collector.frames)
+        hooks.begin(self.frames)
         try:
-            while collector.frames < self.total_frames:
-                progress = collector.frames / self.total_frames
+            while self.frames < self.total_frames:
+                progress = self.frames / self.total_frames
                 delivered = hooks.collect(collector, self.iteration)
                 batch = self.learn(delivered, progress)
                 if self.explore is not None:
-                    self.explore(delivered.frames)
+                    self.explore(delivered.frames * hooks.ranks)
                 collector.update_policy_weights_()
                 self.iteration += 1
                 hooks.after_batch(self, delivered, batch)
                 del delivered  # the trajectories in it are not held while the next are collected
-                hooks.save(collector.frames, sound=not self.update.step.in_a_row)
+                hooks.save(self.frames, sound=not self.update.step.in_a_row)
         finally:
             hooks.close(collector)
         hooks.end(collector)

@@ -2,7 +2,7 @@
 
 ```
 flat   | w1 w1 w1 w1 . | b1 . . . | w2 ...      every parameter is a view; gaps align them to 64 bytes
-grad   | g1 g1 g1 g1 . | ...                    every .grad is a view; gaps stay 0
+grad   | g1 g1 g1 g1 . | ...         | riders   every .grad is a view; gaps stay 0
 ```
 A parameter that two networks share is there once. `load_state_dict` and `copy.deepcopy` of the model work
 as ever; what was given new memory (`.to`, `assign=True`, `zero_grad()`) `bound` notices and `bind` takes back in.
@@ -31,6 +31,7 @@ from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError
 
 _ALIGN = 16  # elements
+RIDERS = 16  # elements behind the gradient, for what the ranks of a learner reduce with it
 
 
 def spans_of(parameters: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
@@ -97,7 +98,10 @@ class FlatParameters:
         self.parameters, like = parameters, parameters[0]
         if like.dtype != self.tensor.dtype or like.device != self.tensor.device:
             self.tensor.data, self.tensor.grad = self.tensor.data.to(like), None
-        grad = self.tensor.grad = torch.zeros_like(self.tensor) if self.tensor.grad is None else self.tensor.grad
+        if self.tensor.grad is None:
+            self.reduced = self.tensor.detach().new_zeros(len(self.tensor) + RIDERS)  # the gradient, and riders
+            self.tensor.grad = self.reduced[:-RIDERS]
+        grad = self.tensor.grad
         self.version += 1
         with torch.no_grad():
             for p, (start, stop) in zip(parameters, self._spans, strict=True):

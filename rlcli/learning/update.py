@@ -30,6 +30,7 @@ from rlcli.objectives.reduction import MASK_KEYS, mask_of
 from rlcli.transforms.primer import recurrent_parts, state_keys
 
 if TYPE_CHECKING:
+    from rlcli.learning.ranks import Ranks
     from rlcli.modules.recurrent.sequences import LargestSaved
     from rlcli.objectives.bootstrap import TargetUpdate
 
@@ -79,6 +80,7 @@ class Update:
         self._look_at_keys()
         self._beside = StateBeside(loss, *loss.networks)
         self.look: Callable[[], object] = lambda: None
+        self.ranks: Ranks | None = None  # that step together
         self._gradient: Gradient | None = None  # of the minibatches since `begin`
         self._means, self._skipped, self._passes = Means(), 0, 0
 
@@ -91,9 +93,16 @@ class Update:
         """Improve the parameters on a batch, its figures not asked for yet."""
         columns = self.columns(batch)
         self.begin(fraction)
+        most = -(-batch.numel() // self.minibatches.batch_size)
         for _ in self.passes():
-            for minibatch in self.minibatches.epoch(columns):
+            for minibatch in self.joined(self.minibatches.epoch(columns), most):
                 self.on(minibatch)
+
+    def joined(self, minibatches: Iterator[Minibatch], most: int) -> Iterator[Minibatch]:
+        """Return minibatches, `most` of them at most, as all ranks step on theirs together."""
+        if self.ranks is None:
+            return minibatches
+        return self.ranks.epoch(minibatches, most, self.loss.tensor_keys.advantage)
 
     def begin(self, fraction: float = 0.0) -> None:
         """Begin the steps that follow one batch of frames; `fraction` of the run's frames are done."""
@@ -133,10 +142,12 @@ class Update:
         if not self.flat.bound(whole=False):  # they were given other memory: `loss.zero_grad()`, `loss.to(...)`
             self.flat.bind()
             gradient = None
-        if gradient is None:
+        if gradient is None and minibatch:
             gradient = self._gradient = self.gradient.of(minibatch)
-        figures = gradient(minibatch)
+        figures = gradient(minibatch) if gradient and minibatch else {}  # other ranks may have more
         errors = figures.pop(TD_ERROR, None)
+        if self.ranks is not None:
+            figures = self.ranks.joined(self.flat, figures, minibatch)
         made = self.step(figures) if self._look else self.step.unseen(figures)
         self._means.add(made)
         if made and self.targets is not None:

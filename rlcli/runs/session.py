@@ -208,11 +208,15 @@ class Saver:
     def after_batch(self, frames: int) -> None:
         """Save if due; if asked to stop, save and stop (see `stop_if_asked`)."""
         self.stop_if_asked(frames)
-        seconds = math.inf if self.minutes is None else 60 * self.minutes
-        if due(self.every, self._saved_at, frames) or time.monotonic() - self._saved_when >= seconds:
+        if self.due(frames):
             self.save(frames)
         else:
             self._copy_state(frames)
+
+    def due(self, frames: int) -> bool:
+        """Return True if a checkpoint is due, by frames or by the clock."""
+        seconds = math.inf if self.minutes is None else 60 * self.minutes
+        return due(self.every, self._saved_at, frames) or time.monotonic() - self._saved_when >= seconds
 
     def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
         """Save, if not `saved` already, and raise StoppedSafely if asked to stop; called between two batches."""
@@ -284,8 +288,7 @@ class Saver:
         if ring is not None:
             self._longest, self._cursor = max(self._longest, ring.cursor - self._cursor), ring.cursor
         began = time.thread_time()
-        lasts = rows is None or self._cursor + self._longest <= rows.until
-        if self._spent > FREE_SECONDS + SHARE * (time.process_time() - self._began) and lasts:
+        if not self._affords_copy() and (rows is None or self._cursor + self._longest <= rows.until):
             return
         state = {name: dict(part.state_dict()) for name, part in self.parts.items()}  # a worker may be gone by now
         self._copy = rows = None  # its memory is used again
@@ -294,6 +297,9 @@ class Saver:
             rows = self.buffer.hold(max(2 * self._longest, -(-SPARE_ROWS // ring.lanes)))
         self._copy = CheckpointContent(frames, state, rows=rows)
         self._spent += time.thread_time() - began
+
+    def _affords_copy(self) -> bool:
+        return self._spent <= FREE_SECONDS + SHARE * (time.process_time() - self._began)
 
     @contextlib.contextmanager
     def rescuing(self) -> Iterator[None]:

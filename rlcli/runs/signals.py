@@ -49,6 +49,10 @@ class StopSignals:
     def __exit__(self, *exc: object) -> None:
         _put_back(self._before)
 
+    def ignore_interrupts(self) -> None:
+        """Leave Ctrl-C, which a terminal gives a whole group of processes, to the one that started this."""
+        signal.signal(signal.SIGINT, lambda *_: None)
+
     @property
     def overdue(self) -> bool:
         """Return True if a stop was requested `PATIENCE` seconds ago: the batch is given up."""
@@ -91,8 +95,11 @@ class StopSignals:
                 os.write(2, self._line().encode())
 
     def _ask(self, number: int) -> None:
-        self._asked, self.requested = time.monotonic(), True
-        self.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        self.ask("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+
+    def ask(self, reason: str) -> None:
+        """Raise the flag as a signal does."""
+        self._asked, self.requested, self.reason = time.monotonic(), True, reason
 
     def _line(self) -> str:
         if not (self.in_place and os.isatty(2)):

@@ -14,6 +14,7 @@ ABOUT = {
     "extend": "writing rows to a buffer against other buffers and a bare copy",
     "sample": "drawing slices and images from a buffer against other buffers, by its size",
     "sweep": "jobs of a sweep side by side against several shells that run a part of them each",
+    "ranks": "a PPO run of one process against the same run divided among the ranks of a learner",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
 }
 SETTINGS: dict[str, Settings] = {
@@ -80,6 +81,12 @@ SETTINGS: dict[str, Settings] = {
         "rounds": ROUNDS,
         "threads": THREADS,
         "peers": Setting(True, "measure torchrl's schemes too, where it is installed"),
+    },
+    "ranks": {
+        "ranks": Setting(2, "processes that learn together", 2, 64),
+        "frames": Setting(8_192, "frames of a run after its first batch", 1024),
+        "wait": Setting(0.001, "seconds that a step of the slow envs takes", 0.0, 10.0),
+        "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
     },
     "sweep": {
         "jobs": Setting(8, "jobs of the sweep", 2, 10**4),

@@ -341,6 +341,23 @@ OPTIMIZERS = {
 }
 
 
+# ---- processes that learn together ---------------------------------------------------------------------------------
+@dataclass
+class LearnerConfig(Group):
+    """Ranks: processes that each collect and learn a share of every batch, and step together."""
+
+    world_size: int = option(1, "processes that learn together, each from its share of envs, frames and rows", ge=1)
+    backend: str = option(
+        "auto",
+        "what reduces their gradients; auto: nccl where each has a GPU, else gloo",
+        choices=("auto", "gloo", "nccl"),
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.backend != "auto" and self.world_size == 1:
+            yield Problem(f"learner.backend={self.backend} has no meaning with learner.world_size=1", "leave it out")
+
+
 # ---- all of it ------------------------------------------------------------------------------------------------------
 @dataclass
 class Config(CollectConfig):
@@ -351,3 +368,4 @@ class Config(CollectConfig):
     value: EstimatorOptions = option(LambdaOptions, "advantages", parts=ESTIMATORS)
     loss: LossOptions = option(ClipPPOOptions, "loss and algorithm", parts=LOSSES)
     optim: OptimizerOptions = option(AdamOptions, "optimizer", parts=OPTIMIZERS)
+    learner: LearnerConfig = option(LearnerConfig, "processes that learn together")

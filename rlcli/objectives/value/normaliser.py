@@ -7,7 +7,7 @@ there, and hands out targets in the network's units; advantages stay in units of
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -55,6 +55,7 @@ class ValueNorm(nn.Module):
         super().__init__()
         refuse(not 0 < decay <= 1, "decay must be above 0 and at most 1", why=f"got {decay}")
         self.decay = decay
+        self.across: Callable[[Tensor, Tensor | int], Tensor] | None = None  # means, rows -> means of all ranks' rows
         for name in ("mean", "square", "weight"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
@@ -89,8 +90,11 @@ class ValueNorm(nn.Module):
         target = target.double()
         kept = 1.0 if self.decay == 1 else self.decay
         share = 1.0 if self.decay == 1 else 1 - self.decay
-        for total, x in ((self.mean, target), (self.square, target**2)):
-            total.mul_(kept).add_(share * reduce(x, mask))
+        means = torch.stack([reduce(x, mask) for x in (target, target**2)])
+        if self.across is not None:
+            means = self.across(means, target.numel() if mask is None else mask.sum())
+        for total, x in zip((self.mean, self.square), means, strict=True):
+            total.mul_(kept).add_(share * x)
         self.weight.mul_(kept).add_(share)
 
 

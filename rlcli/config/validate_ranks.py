@@ -1,0 +1,74 @@
+"""A learner of several ranks: what has to divide among them, and what has no meaning with them yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from rlcli.config import installed
+from rlcli.config.choices.learn import StoredSliceOptions
+from rlcli.config.option import as_choice, held, value_at
+from rlcli.config.problem import Problem
+from rlcli.config.schemas import Config, draws
+
+_WHY = {  # key -> what it may be at most, and why
+    "env.normalize_observation": (False, "each rank would have statistics of its own"),
+    "env.normalize_reward": (False, "each rank would have statistics of its own"),
+    "collector.split_trajs": (False, "the ranks' batches would have different shapes"),
+    "collector.trajs_per_batch": (None, "the ranks' batches would have different lengths"),
+    "collector.preemptive_threshold": (None, "the ranks' batches would have different lengths"),
+    "storage.init_from": (None, "each rank has a buffer of its own"),
+    "storage.scratch_dir": (None, "each rank keeps its rows in the run folder"),
+}
+
+
+def check_ranks(cfg: Any) -> Iterator[Problem]:
+    """Yield what does not fit a learner of so many ranks, or the ranks that this process is one of."""
+    if not isinstance(cfg, Config):
+        return
+    n = cfg.learner.world_size
+    elsewhere = getattr(cfg.collector, "launcher", "") == "torchrun"  # whose ranks those are
+    if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1" and not elsewhere:
+        yield Problem(
+            f"RANK={os.environ['RANK']} of WORLD_SIZE={os.environ['WORLD_SIZE']} is set, as by torchrun, and each of "
+            "those processes would begin a run of its own",
+            f"start rlcli alone, with learner.world_size={os.environ['WORLD_SIZE']}: it starts the other ranks itself "
+            "(or unset RANK and WORLD_SIZE)",
+            only_here=True,
+        )
+    if n == 1:
+        return
+    if cfg.collector.kind not in ("sync", "multi_sync"):
+        yield Problem(
+            f"collector={cfg.collector.kind} collects beside the learner, and the ranks of a learner collect in step",
+            "use collector=sync or collector=multi_sync",
+        )
+    if cfg.collector.on_worker_error == "restart":
+        yield Problem(
+            "collector.on_worker_error=restart has no meaning with learner.world_size: a worker that ends, ends all "
+            "ranks, and the run goes on from its checkpoint",
+            "leave it out",
+        )
+    for key, (without, why) in _WHY.items():
+        if key in held(cfg) and value_at(cfg, key) not in (without, None):
+            yield Problem(f"{key} has no meaning with learner.world_size={n}: {why}", "leave it out")
+    yield from _divided(cfg, n)
+    if cfg.learner.backend == "nccl" and not installed.torch_has_cuda():
+        yield Problem("learner.backend=nccl needs GPUs, and this torch has none", "use learner.backend=auto")
+
+
+def _divided(cfg: Config, n: int) -> Iterator[Problem]:
+    """What every rank takes an equal share of; slices are not cut."""
+    s = as_choice(StoredSliceOptions, cfg.sampler)
+    drawn = (draws(cfg) == "slices" and s.num_slices is None and s.slice_len) or 1
+    keys = {"env.num": 1, "collector.frames_per_batch": 1, "sampler.batch_size": drawn}
+    keys |= {"sampler.num_slices": 1, "collector.num_workers": 1, "collector.init_random_frames": 1}
+    keys |= {"storage.max_size": 1}
+    for key, unit in ((key, unit) for key, unit in keys.items() if key in held(cfg)):
+        value = value_at(cfg, key)
+        if isinstance(value, int) and value % (n * unit):
+            low = value // (n * unit) * n * unit
+            fits = " or ".join(f"{key}={x}" for x in (low, low + n * unit) if x > 0)
+            of = f" slices of {unit} rows" if unit > 1 else ""
+            yield Problem(f"{key}={value} does not divide among learner.world_size={n} ranks{of}", f"use {fits}")

@@ -1,0 +1,115 @@
+"""What follows the loop of a learner of several ranks: its report, gathered on rank 0, and its checkpoints.
+
+Each rank saves what is its own in a folder of its own, at the same frames as all others; rank 0, which a resume looks
+for first, is the last to.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from rlcli.collectors.finish import Ended
+from rlcli.errors import NumericsError
+from rlcli.learning.loops import Hooks
+from rlcli.learning.ranks import Ranks
+from rlcli.report.tally import ValueRows
+from rlcli.runs.session import Saver
+
+if TYPE_CHECKING:
+    from rlcli.collectors import BaseCollector
+
+LOOK = 0.2  # seconds between two looks at whether all ranks run
+SURE = 20  # steps after which the shortest say what one takes
+
+
+class RankHooks(Hooks):
+    """Follow the loop of one rank: at each report, rank 0 counts the rewards, ends and warnings of all."""
+
+    def __init__(self, of: Ranks, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.of, self.ranks, self._compared = of, of.size, False
+
+    def close(self, collector: BaseCollector) -> None:
+        """Count frames alone: the rewards of the others are not here."""
+        assert self.reporter is not None
+        if (frames := collector.frames * self.ranks - self.reporter.tally.frames) > 0:
+            self.reporter.rest(frames)
+
+    def _comparison(self) -> str:
+        own, meeting, most = (1e3 * x for x in (self.of.work, self.of.meeting, self.of.work * self.ranks))
+        line = f"a step takes each rank {own:.2f} ms, and {meeting:.2f} ms to add up the gradients; one process takes "
+        slower = "where the envs are as fast, learner.world_size=1 is the faster run"
+        return f"{line}at most {most:.2f} ms on all rows" + (f": {slower}" if most < own + meeting else "")
+
+    def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
+        counted = super()._since_the_last_report(collector)
+        assert self.reporter is not None
+        valued, warnings, ends = counted["valued"], self.reporter.tally.warnings, counted["ends"]
+        told = self.of.gather({
+            "reward": counted["reward"], "done": counted["done"], "ends": [[frames, *end] for frames, end in ends],
+            "valued": [valued.rows, valued.approximated, valued.dropped], "warnings": warnings,
+        })  # fmt: skip
+        if self.of.rank:
+            self.reporter.tally.warnings = {}
+            return counted
+        if not self._compared and self.of.calls["step"] >= SURE:
+            self._compared = True
+            self.reporter.say(self._comparison())
+        lanes = np.cumsum([len(x["reward"]) for x in (counted, *told)]).tolist()
+        for first, other in zip(lanes, told, strict=False):
+            valued.add(ValueRows(*other["valued"]))
+            for kind, (text, count) in other["warnings"].items():
+                self.reporter.warn(kind, text, count)
+            theirs = [(frames, Ended(*end)) for frames, *end in other["ends"]]
+            ends = [*ends, *((frames, end._replace(lane=first + end.lane)) for frames, end in theirs)]
+        columns = {name: np.concatenate([x[name] for x in (counted, *told)]) for name in ("reward", "done")}
+        return {**counted, **columns, "ends": ends}
+
+
+@dataclass(eq=False, kw_only=True)
+class RankSaver(Saver):
+    """Save one rank's state when all save: at a signal to any rank, or when rank 0 finds it due."""
+
+    of: Ranks
+    weights: Tensor  # that are the same on all ranks
+    others: Any = None  # on rank 0: `look` raises where one of them has ended
+    _agreed: tuple[bool, bool] = (False, True)  # save, copy
+    _looked: float = field(default_factory=time.monotonic)
+
+    def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
+        asked = True
+        if not saved:
+            asked, *agreed = self.of.agree(self.stop.requested, super().due(frames), super()._affords_copy())
+            self._agreed = agreed[0], agreed[1]
+            if asked and not self.stop.requested:
+                self.stop.ask("a signal to another rank")
+        if asked:  # a signal that came since is the next batch's
+            super().stop_if_asked(frames, saved=saved)
+
+    def stop_if_overdue(self) -> None:
+        if self.others is not None and (now := time.monotonic()) - self._looked > LOOK:
+            self._looked = now
+            self.others.look()
+        super().stop_if_overdue()
+
+    def due(self, frames: int) -> bool:
+        return self._agreed[0]
+
+    def _affords_copy(self) -> bool:
+        return self._agreed[1]
+
+    def save(self, frames: int) -> None:
+        if self.of.rank:
+            super().save(frames)
+        try:
+            self.of.compare(self.weights)
+        except NumericsError:
+            self._copy = None  # its weights may differ, too
+            raise
+        if not self.of.rank:
+            super().save(frames)

@@ -1,0 +1,190 @@
+"""A learner of several ranks: processes that each learn from a share of every batch, and step alike to the bit.
+
+step    [flat gradient | rows, loss, kl, ...]     one all-reduce, weighted by rows; clipped after it
+epoch   rows and sums of advantages               one all-reduce, of all its minibatches
+batch   stop, save, copy                          one all-reduce
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcli.arguments import refuse
+from rlcli.data.files.state import decode_state, encode_state
+from rlcli.errors import NumericsError
+from rlcli.keys import BURN_IN, Key
+from rlcli.learning.gradient import Figures
+from rlcli.learning.minibatches import Minibatch
+from rlcli.learning.optimizer import RIDERS, FlatParameters
+from rlcli.objectives.reduction import mask_of
+
+_FLOORS = {"minibatch": 1e-6, "batch": 1e-4}  # of the deviation, as loss and estimator have them alone
+
+
+class Ranks:
+    """Join what the ranks of a learner computed.
+
+    Parameters
+    ----------
+    rank, size : int
+        Which of how many this process is.
+    groups : mapping from "cpu" or "cuda" to torch.distributed.ProcessGroup
+        That of the CPU takes what no other does.
+
+    Attributes
+    ----------
+    lost : callable
+        Failure of a collective -> the error to raise: another rank has ended.
+    average : {"minibatch", "batch"} or None
+        The rows, of all ranks, that advantages are normalised over.
+    calls : Counter
+        How often ranks met, by "step", "epoch", "batch" and "values".
+    work, meeting : float
+        Seconds of a step at best: what a rank does by itself, and what it takes to add up the gradients.
+    """
+
+    def __init__(self, rank: int, size: int, groups: Mapping[str, Any]) -> None:
+        self.rank, self.size = rank, size
+        self.lost: Callable[[Exception], Exception] = lambda error: error
+        self.average: str | None = None
+        self.calls, self.work, self.meeting = Counter[str](), math.inf, math.inf
+        self._then: float | None = None
+        self._groups, self._names = groups, list[Any]()
+
+    def join(self, loss: Any, estimator: Any = None) -> None:
+        """Take over, from a loss and an estimator, what is a number of all ranks' rows: they must not do it alone."""
+        refuse(loss.reduction != "mean", "ranks weigh the means of their rows, and the loss gives none",
+               where=f"{type(loss).__name__}, reduction={loss.reduction!r}", fix='Use reduction="mean".')  # fmt: skip
+        if getattr(loss, "normalize_advantage", False):
+            self.average, loss.normalize_advantage = "minibatch", False
+        elif estimator is not None and estimator.average:
+            self.average, estimator.average = "batch", False
+        if estimator is not None and estimator.value_norm is not None:
+            estimator.value_norm.across = self.means
+
+    # ---- a step ------------------------------------------------------------------------------------------------
+    def joined(self, flat: FlatParameters, figures: Figures, minibatch: Minibatch) -> Figures:
+        """Make `flat.grad` the gradient of all ranks' rows; return the means of their figures. `{}`: no rows here."""
+        grad, riders, began = flat.grad, flat.reduced[-RIDERS:], time.perf_counter()
+        riders.zero_()
+        if minibatch:
+            self._names = list(figures)[: RIDERS - 1]
+            values = [figures[name] for name in self._names]
+            numbers = [torch.as_tensor(x, dtype=grad.dtype, device=grad.device).reshape(()) for x in (1.0, *values)]
+            riders[: len(numbers)] = torch.stack(numbers)
+            flat.reduced.mul_(_rows(minibatch))
+        else:
+            grad.zero_()
+        self.add("step", flat.reduced)
+        now = time.perf_counter()
+        if self._then is not None:
+            self.work = min(self.work, began - self._then)
+        self.meeting, self._then = min(self.meeting, now - began), now
+        flat.reduced.div_(riders[0].clone())
+        means = riders[1 : len(self._names) + 1]
+        return {**figures, **dict(zip(self._names, means.tolist() if means.is_cpu else means.clone(), strict=True))}
+
+    def epoch(self, minibatches: Iterable[Minibatch], most: int, advantage: Key) -> Iterator[Minibatch]:
+        """Yield as many minibatches as the rank that has most, empty ones at the end; `advantage` is normalised.
+
+        `most`: an upper limit of their number, the same on all ranks.
+        """
+        own = list(minibatches)
+        sums = torch.zeros(most, 3, dtype=torch.float64)
+        for row, columns in zip(sums, own, strict=False):
+            x = columns[advantage].double()
+            row.copy_(torch.stack([x.new_tensor(x.numel()), x.sum(), x.square().sum()]))
+        self.add("epoch", sums)
+        own += [{}] * (int((sums[:, 0] > 0).sum()) - len(own))
+        if self.average == "batch":
+            sums[:] = sums.sum(0)
+        for columns, (rows, total, square) in zip(own, sums.tolist(), strict=False):
+            if columns and self.average is not None and rows > 1:
+                mean, floor = total / rows, _FLOORS[self.average]
+                deviation = max(max(square - total * mean, 0.0) / (rows - 1), 0.0) ** 0.5
+                columns[advantage].sub_(mean).div_(max(deviation, floor))
+            yield columns
+
+    def means(self, means: Tensor, rows: Tensor | int) -> Tensor:
+        """Return means `[K]` over the rows of all ranks, from those over so many rows of this one."""
+        sums = torch.cat([means * rows, means.new_ones(1) * rows])
+        self.add("values", sums)
+        return sums[:-1] / sums[-1]
+
+    # ---- a batch -----------------------------------------------------------------------------------------------
+    def agree(self, asked: bool, *chosen: bool) -> list[bool]:
+        """Return whether any rank was `asked`, and what rank 0 has `chosen`."""
+        flags = torch.tensor([asked, *(flag and not self.rank for flag in chosen)], dtype=torch.int32)
+        self.add("batch", flags)
+        return (flags > 0).tolist()
+
+    def gather(self, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the messages of ranks 1, 2, ... on rank 0; nothing on the others."""
+        if self.rank:
+            content = torch.frombuffer(bytearray(b"".join(encode_state(message))), dtype=torch.uint8)
+            for x in (torch.tensor([len(content)]), content):
+                self._call(self._groups["cpu"].send, [x], 0, 0)
+            return []
+        messages = []
+        for rank in range(1, self.size):
+            length = torch.zeros(1, dtype=torch.int64)
+            self._call(self._groups["cpu"].recv, [length], rank, 0)
+            content = torch.empty(int(length), dtype=torch.uint8)
+            self._call(self._groups["cpu"].recv, [content], rank, 0)
+            messages.append(decode_state(content.numpy().tobytes(), f"rank {rank}"))
+        return messages
+
+    def compare(self, weights: Tensor) -> None:
+        """Raise NumericsError where the weights of two ranks differ in a bit."""
+        sums = torch.zeros(self.size, dtype=torch.int64)
+        sums[self.rank] = zlib.crc32(weights.detach().cpu().numpy().tobytes())
+        self.add("save", sums)
+        if others := [rank for rank, x in enumerate(sums.tolist()) if x != int(sums[0])]:
+            raise NumericsError(
+                "the weights of the ranks are not the same", where="learner.world_size",
+                why=f"those of rank {' and '.join(map(str, others))} differ from those of rank 0",
+                fix="The newest checkpoint holds weights that were the same. Does your own loss, policy or hook draw "
+                "random numbers or change weights by itself?",
+            )  # fmt: skip
+
+    # ---- all of it ---------------------------------------------------------------------------------------------
+    def add(self, kind: str, x: Tensor) -> None:
+        """Replace `x` by its sum over all ranks."""
+        self.calls[kind] += 1
+        self._call(self._groups.get(x.device.type, self._groups["cpu"]).allreduce, [x])
+
+    def time(self, x: Tensor, times: int = 10) -> float:
+        """Return the seconds that it takes to add up zeros like `x`, at best; all ranks measure at once."""
+        x, each = torch.zeros_like(x), list[float]()
+        for _ in range(times):
+            began = time.perf_counter()
+            self.add("start", x)
+            each.append(time.perf_counter() - began)
+        return min(each)
+
+    def close(self) -> None:
+        """Disconnect: the others, where they wait, are told so."""
+        self._groups = {}
+
+    def _call(self, begin: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            begin(*arguments).wait()
+        except RuntimeError as error:
+            raise self.lost(error) from error
+
+
+def _rows(minibatch: Minibatch) -> Tensor | int:
+    """Count the rows that the loss takes a mean of: not padding, nor burn-in."""
+    mask, burn_in = mask_of(minibatch), minibatch.get(BURN_IN)
+    if mask is None and burn_in is None:
+        return next(iter(minibatch.values())).shape[0]
+    counts = [x.reshape(-1).bool() for x in (mask, None if burn_in is None else ~burn_in.bool()) if x is not None]
+    return torch.stack(counts).all(0).sum()
