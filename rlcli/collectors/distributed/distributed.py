@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from rlcli import arguments
 from rlcli.arguments import refuse
-from rlcli.collectors.distributed.group_remote import SERVE, GroupRemote
-from rlcli.collectors.distributed.launch import BACKENDS, LAUNCHERS, Launcher, Peer
+from rlcli.collectors.distributed.group_remote import GroupRemote
+from rlcli.collectors.distributed.launch import BACKENDS, LAUNCHERS, SERVE, Launcher, Peer
 from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
@@ -59,7 +59,7 @@ class DistributedCollector(MultiProcessCollector):
         A worker ended; and whatever an env raises in one.
     """
 
-    _serve = SERVE
+    _serve = SERVE["distributed"]
     _settings: Any = None
 
     def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> DistributedCollector:

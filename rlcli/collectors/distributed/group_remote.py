@@ -24,7 +24,6 @@ from rlcli.errors import DamagedDataError
 from rlcli.processes.messages import Seal, flat, split
 from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
 
-SERVE = f"{__name__}:serve"
 _SIZES = 4  # of a message: kind, turn, bytes of the body, bytes in all
 _END = -1  # kind of the last order
 _JOIN = 5.0  # seconds for a thread to end in, whose peer cannot be killed

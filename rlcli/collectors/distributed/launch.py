@@ -30,11 +30,14 @@ import torch.distributed as dist
 
 from rlcli import arguments
 from rlcli.arguments import refuse
+from rlcli.collectors.workers.worker import REMOTE
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.channel import Channel
 from rlcli.processes.worker import USUAL_METHOD, Worker, end
 
 BACKENDS = ("gloo", "nccl", "mpi")
+# what serves over a framework
+SERVE = {"distributed": f"{__package__}.group_remote:serve", "rpc": f"{__package__}.rpc:serve"}
 KEY_FILE, MEETING = "RLCLI_KEY_FILE", "RLCLIMEETING"
 _KEY = 32  # bytes
 _GRACE = 2.0  # seconds for processes to end in
@@ -333,7 +336,7 @@ class submitit_delayed_launcher:
         submitit_main_conf: Mapping[str, Any] | None = None, submitit_collection_conf: Mapping[str, Any] | None = None,
         folder: str | os.PathLike[str] | None = None, timeout: float = 3600.0,
     ) -> None:  # fmt: skip
-        arguments.choice("framework", framework, ("distributed", "rpc"))
+        arguments.choice("framework", framework, SERVE)
         arguments.choice("backend", backend, BACKENDS)
         self._count, self._framework, self._backend = arguments.count("num_jobs", num_jobs), framework, backend
         self._main, self._collection = dict(submitit_main_conf or {}), dict(submitit_collection_conf or {})
@@ -347,13 +350,9 @@ class submitit_delayed_launcher:
             key = secrets.token_bytes(_KEY)
             (folder / "key").write_bytes(key)
             (folder / "jobs").write_text(str(self._count))
-            from rlcli.collectors.distributed import group_remote, rpc
-            from rlcli.collectors.workers.worker import REMOTE
-
-            serve = group_remote.SERVE if self._framework == "distributed" else rpc.SERVE
             peer = Peer(
-                serve, REMOTE, self._count + 1, self._backend, self._timeout, key, str(folder / "meet"),
-                loopback=self._collection.get("cluster") == "local", path=tuple(sys.path),
+                SERVE[self._framework], REMOTE, self._count + 1, self._backend, self._timeout, key,
+                file=str(folder / "meet"), loopback=self._collection.get("cluster") == "local", path=tuple(sys.path),
             )  # fmt: skip
             job = main_jobs.submit(_main, str(folder), main, args, kwargs)
             others.map_array(Peer.run, [replace(peer, rank=rank) for rank in range(1, peer.size)])

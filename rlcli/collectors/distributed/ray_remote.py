@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import rlcli
 from rlcli.collectors.distributed.cluster import Cluster
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.channel import packed
@@ -141,7 +141,7 @@ class RayWorker:
 
 def versions() -> dict[str, str]:
     """Return the versions that all workers share with this process."""
-    return {"Python": platform.python_version(), "rlcli": rlcli.__version__, "torch": torch.__version__}
+    return {"Python": platform.python_version(), "rlcli": sys.modules["rlcli"].__version__, "torch": torch.__version__}
 
 
 # ---- what becomes of an order ----------------------------------------------------------------------------------------

@@ -12,13 +12,12 @@ import torch
 from torch.distributed import rpc
 
 from rlcli.collectors.distributed.distributed import DistributedCollector
-from rlcli.collectors.distributed.launch import Launcher, Peer
+from rlcli.collectors.distributed.launch import SERVE, Launcher, Peer
 from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.processes.messages import flat, split
 from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
 
-SERVE = f"{__name__}:serve"
 _EVERY = 1.0  # seconds between two looks at whether rank 0 is there
 _worker: RemoteWorker  # of this process, where it serves
 _ended = threading.Event()
@@ -123,7 +122,7 @@ class RPCCollector(DistributedCollector):
         Of `TensorPipeRpcBackendOptions`.
     """
 
-    _serve = SERVE
+    _serve = SERVE["rpc"]
 
     def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RPCCollector:
         return object.__new__((_RPCSync if sync else _RPCAsync) if cls is RPCCollector else cls)
