@@ -20,6 +20,13 @@ from rlcli.processes.region import Arrays, Region
 COUNT: Arrays = {"count": ((1,), np.dtype(np.int64))}
 
 
+def _fence() -> None:
+    """Keep loads and stores on their side of here, on processors that reorder them too."""
+    for _ in range(2):
+        with threading.Lock():  # nobody else's, which a Ctrl-C could leave locked
+            pass
+
+
 class Overtaken(Exception):
     """Report that a newer publication overwrote what is read: look again."""
 
@@ -30,7 +37,6 @@ class Publications:
     def __init__(self, count: np.ndarray) -> None:
         self._count = count.data  # Python's own numbers
         self._staged: list[tuple[memoryview, int]] = []
-        self._order = threading.Lock()
         self.seen = 0  # by this reader
 
     @property
@@ -42,12 +48,12 @@ class Publications:
 
     def publish(self) -> None:
         """Have readers see all that is staged."""
+        staged, self._staged = self._staged, []
         number = self.count + 1
-        for marks, slot in self._staged:
+        for marks, slot in staged:
             marks[slot] = number
-        self._fence()
+        _fence()
         self._count[0] = number
-        self._staged.clear()
 
     @contextlib.contextmanager
     def published(self) -> Iterator[None]:
@@ -61,13 +67,7 @@ class Publications:
     def look(self) -> None:
         """Take the newest publication as the one that is read."""
         self.seen = self.count
-        self._fence()
-
-    def _fence(self) -> None:
-        """Keep loads and stores on their side of here, on processors that reorder them too."""
-        for _ in range(2):
-            with self._order:
-                pass
+        _fence()
 
 
 class SharedPublications(Publications):

@@ -320,6 +320,19 @@ def test_wherever_a_writer_is_it_leaves_one_publication():
             assert several.held() == several.published
 
 
+def test_after_a_publication_that_ctrl_c_broke_off_anywhere_the_next_is_whole():
+    several, rng = Several(2, 2), random.Random(0)
+    sender, trained, receiver, acting = pair(2)
+    for version in range(1, 150):
+        instructions(FILES, several.publish_next, "ab", at=rng.randrange(760))
+        state = several.publish_next("ab")
+        several.receivers.receive()
+        assert several.held() == state
+        instructions(FILES, send, sender, trained, 1000 + version, at=rng.randrange(420))
+        send(sender, trained, version)
+        assert receiver.receive() == version and numbers(acting) == {float(version)}
+
+
 # ---- damage ----------------------------------------------------------------------------------------------------------
 @both
 def test_a_flipped_bit_is_found_and_the_next_version_is_good_again(width):
