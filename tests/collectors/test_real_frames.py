@@ -24,7 +24,7 @@ import torch
 from face import decode_state, encode_state
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from rlcli.collectors.workers.batches import SharedBatch
+from rlcli.collectors.workers.rows import SharedBatch
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv
 from tests.collectors.counting import counting, steps_seen
