@@ -141,7 +141,7 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
             yield Problem(what, "use env.mode=parallel, or collector=multi_sync")
         elif c.on_worker_error == "restart" and env.caller_steps == "true":
             what = (
-                "collector.on_worker_error=restart cannot replace this process, and env.caller_steps=true has it step"
+                "env.caller_steps=true contradicts collector.on_worker_error=restart: this process cannot be replaced"
             )
             yield Problem(what, "leave out one of them")
         return
