@@ -289,3 +289,8 @@ def test_nothing_that_is_said_anywhere_runs(trap):
 def test_nothing_of_all_that_is_said_everywhere_runs(trap):
     for place, text in EVERYWHERE:
         say_it_everywhere(place, text, trap)
+
+
+def test_each_reader_of_a_text_has_a_mapping_of_its_own():
+    guard.parse_yaml("env: {num: 2}", "x.yaml")["env"]["num"] = 3
+    assert guard.parse_yaml("env: {num: 2}", "x.yaml") == {"env": {"num": 2}}
