@@ -181,6 +181,7 @@ class GroupRemote:
 
     @staticmethod
     def _join(peer: Peer, store: Any) -> None:
+        dist.distributed_c10d._world.group_count = 0  # else one that was not joined counts, here and nowhere else
         dist.init_process_group(peer.backend, store=store, rank=peer.rank, world_size=peer.size, timeout=FOR_EVER)
 
     @staticmethod
