@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 from face import refused
-from test_remote import VERSION, actor, cartpole, four, gru, published, same
+from test_remote import VERSION, actor, cartpole, fatal, four, gru, published, same
 
 from rlcli.collectors import MultiSyncCollector
 from rlcli.collectors.distributed import (
@@ -91,6 +91,13 @@ def leaves(peer):
 def test_who_ends_before_it_joins_is_named(kind, monkeypatch):
     monkeypatch.setattr(kind, "_serve", f"{__name__}:leaves")
     refused(ResourceError, "rank exited code 3", lambda: kind([cartpole] * 2, frames_per_batch=32))
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_ranks_may_end_at_once(kind):
+    with kind([partial(fatal, "exits")] * 2, frames_per_batch=64, sync=True, seed=0) as c:
+        refused(EnvError, "worker exited code 7 env", c.next)
     assert not dist.is_initialized()
 
 
