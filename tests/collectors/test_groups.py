@@ -58,6 +58,8 @@ def test_ranks_give_what_workers_of_this_machine_give(kind, case):
     away = partial(kind, [env] * 2, policies[1], sync=True, timeout=60, **options)
     with MultiSyncCollector([env] * 2, policies[0], start_method="fork", **options) as here:
         with away() as there:
+            folder = there.processes.remote._launcher.folder
+            assert not folder.exists()  # which a kill would leave
             there.remember_episodes(1000)
             for _ in range(2):
                 same(step(here, policies[0]), step(there, policies[1]))

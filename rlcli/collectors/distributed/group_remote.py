@@ -194,7 +194,7 @@ class GroupRemote:
 
 def serve(peer: Peer) -> None:
     """Carry out the orders of rank 0 until it says that there are no more, or ends."""
-    GroupRemote._join(peer, peer.store())
+    peer.meet(GroupRemote._join)
     link, worker = Link(0, peer, learner=False), RemoteWorker(peer.target)
     try:
         while (order := link.receive()).kind != END:

@@ -46,7 +46,7 @@ _KEY = 32  # bytes
 _GRACE = 2.0  # seconds for processes to end in
 _EVERY = 0.05  # seconds between two looks at who has come
 FOR_EVER = datetime.timedelta(days=30)  # an order may take as long as it likes
-_HERE = "peer {}"
+_HERE, _JOINED = "peer {}", "joined {}"
 _LOOPBACK = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
@@ -82,6 +82,11 @@ class Peer:
         store.set_timeout(limit)
         store.set(_HERE.format(self.rank), b"")
         return store
+
+    def meet(self, join: Callable[[Peer, Any], object]) -> None:
+        """Say that this one is here, `join` the others, and say that, too."""
+        join(self, store := self.store())
+        store.set(_JOINED.format(self.rank), b"")
 
     def run(self) -> None:
         """Serve rank 0 until it ends, or closes the group."""
@@ -150,16 +155,21 @@ class Launcher:
             store = self.own.store()
         except dist.DistError as error:
             raise self._missing([], in_words(error)) from error
-        ranks = missing = list(range(1, self.own.size))
+        ranks = list(range(1, self.own.size))
         self.launch([replace(self.own, rank=rank) for rank in ranks])
-        while missing := [rank for rank in missing if not store.check([_HERE.format(rank)])]:
-            self._check_coming(missing, deadline)
-            time.sleep(_EVERY)
+        self._await(store, _HERE, deadline)
         joined = Future[object]()  # by a thread: it may wait for ever, for one that ends before it is joined
         threading.Thread(target=_into, args=(joined, join, self.own, store), daemon=True).start()
         while not wait([joined], _EVERY).done:
             self._check_coming(ranks, deadline)
         joined.result()
+        self._await(store, _JOINED, deadline)
+
+    def _await(self, store: Any, key: str, deadline: float) -> None:
+        missing = list(range(1, self.own.size))
+        while missing := [rank for rank in missing if not store.check([key.format(rank)])]:
+            self._check_coming(missing, deadline)
+            time.sleep(_EVERY)
 
     def _check_coming(self, ranks: Sequence[int], deadline: float) -> None:
         if gone := [rank for rank in ranks if self.ended(rank)]:
@@ -203,6 +213,10 @@ class Processes(Launcher):
             worker = Worker(f"{__name__}:work", start_method=USUAL_METHOD, preload=[__name__])
             self.workers.append(worker)
             worker.channel.send(0, 0, pickle.dumps(peer))
+
+    def begin(self, join: Callable[[Peer, Any], object]) -> None:
+        super().begin(join)
+        shutil.rmtree(self.folder)  # now: this process may be killed
 
     def how_it_ended(self, rank: int) -> str:
         return self.workers[rank - 1].how_it_ended()

@@ -92,7 +92,7 @@ def serve(peer: Peer) -> None:
 
     Calls come on threads of RPC's, several at once; they are carried out here, one after the other.
     """
-    RPCRemote._join(peer, peer.store())
+    peer.meet(RPCRemote._join)
     worker = RemoteWorker(peer.target)
     try:
         while True:
