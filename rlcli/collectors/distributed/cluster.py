@@ -29,6 +29,7 @@ from typing import Any
 
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ResourceError, in_words
+from rlcli.processes.process import environment
 from rlcli.processes.reaper import MARK, Reaper
 from rlcli.processes.watchdog import say
 
@@ -102,7 +103,7 @@ class Cluster:
         from ray._raylet import AuthenticationTokenLoader, Config
 
         start, services.ConsolePopen = services.ConsolePopen, partial(services.ConsolePopen, start_new_session=True)
-        with _environment(settings), _handler_kept(), _silent():
+        with environment(settings), _handler_kept(), _silent():
             Config.initialize("")  # it read the environment when Ray was imported
             AuthenticationTokenLoader.instance().reset_cache()
             ray_constants.ENABLE_RAY_CLUSTER = _LOOPBACK not in settings
@@ -169,18 +170,6 @@ def _answers(address: str, seconds: float = _ANSWERS) -> bool:
     except OSError:
         return False
     return True
-
-
-@contextlib.contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ[name] for name in settings if name in os.environ}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name in settings:
-            os.environ.pop(name, None)
-        os.environ.update(before)
 
 
 @contextlib.contextmanager

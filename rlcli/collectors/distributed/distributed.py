@@ -17,6 +17,7 @@ from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
+from rlcli.processes.fork_server import ignore_terminal
 from rlcli.processes.remote_group import Remote
 
 
@@ -94,6 +95,7 @@ class DistributedCollector(MultiProcessCollector):
     def _transport(self, count: int) -> Remote:
         launcher = self._launcher(Peer(self._serve, REMOTE, count + 1, settings=self._settings, **self._shared))
         if launcher.own.rank:
+            ignore_terminal()  # rank 0 says what to do then
             launcher.own.run()
             sys.exit(0)
         return self._remote(launcher)
