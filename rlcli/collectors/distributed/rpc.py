@@ -13,8 +13,6 @@ from torch.distributed import rpc
 
 from rlcli.collectors.distributed.distributed import DistributedCollector
 from rlcli.collectors.distributed.launch import SERVE, Launcher, Peer
-from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
-from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.processes.messages import flat, split
 from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
 
@@ -124,9 +122,6 @@ class RPCCollector(DistributedCollector):
 
     _serve = SERVE["rpc"]
 
-    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RPCCollector:
-        return object.__new__((_RPCSync if sync else _RPCAsync) if cls is RPCCollector else cls)
-
     def __init__(
         self, create_env_fn: Any, policy: Any = None, *, tensorpipe_options: Mapping[str, Any] | None = None,
         **options: Any,
@@ -136,14 +131,6 @@ class RPCCollector(DistributedCollector):
 
     def _remote(self, launcher: Launcher) -> RPCRemote:
         return RPCRemote(launcher)
-
-
-class _RPCSync(RPCCollector, MultiSyncCollector):
-    pass
-
-
-class _RPCAsync(RPCCollector, MultiAsyncCollector):
-    pass
 
 
 RPCDataCollector = RPCCollector  # an older spelling
