@@ -108,13 +108,7 @@ class WeightReceiver:
 
 
 class ModelsReceiver:
-    """Receive several models, those published together at once.
-
-    Parameters
-    ----------
-    publications : Publications, optional
-        Of the senders, which have joined it; without it all come as messages.
-    """
+    """Receive several models, those of the senders' `publications` at once; without it all come as messages."""
 
     def __init__(self, publications: Publications | None = None) -> None:
         self._publications = publications

@@ -15,14 +15,7 @@ from torch import nn
 
 from rlcli.weight_update.receiver import WeightReceiver, open_receiver
 from rlcli.weight_update.sender import Handle, WeightSender, WeightStrategy
-from rlcli.weight_update.transport import (
-    DistributedTransport,
-    MPTransport,
-    NoTransport,
-    RayTransport,
-    RPCTransport,
-    TransportBackend,
-)
+from rlcli.weight_update.transport import MPTransport, NoTransport, TransportBackend
 from rlcli.weight_update.versions import SharedVersions
 
 
@@ -80,22 +73,8 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
     transport = MPTransport
 
 
-class RayWeightSyncScheme(MultiProcessWeightSyncScheme):
-    """Messages that are put into Ray's object store once a version, and fetched once a node."""
-
-    transport = RayTransport
-
-
-class DistributedWeightSyncScheme(MultiProcessWeightSyncScheme):
-    """Messages that torch.distributed sends to each worker."""
-
-    transport = DistributedTransport
-
-
-class RPCWeightSyncScheme(MultiProcessWeightSyncScheme):
-    """Messages that torch.distributed.rpc takes to each worker."""
-
-    transport = RPCTransport
+# by Ray's object store, once a version and node, or by torch.distributed, or its RPC: who has the workers carries them
+RayWeightSyncScheme = DistributedWeightSyncScheme = RPCWeightSyncScheme = MultiProcessWeightSyncScheme
 
 
 class NoWeightSyncScheme(WeightSyncScheme):

@@ -91,20 +91,7 @@ def work(channel: Channel) -> None:
 
 
 class Launcher:
-    """Have the peers of rank 1 and above started, and know what became of them: here, by somebody else.
-
-    Parameters
-    ----------
-    peer : Peer
-        What all of them share.
-    slurm_kwargs : mapping
-        Options of `sbatch`, as submitit names them; ``folder``: where a folder for the jobs is made.
-
-    Raises
-    ------
-    ArgumentError
-        What the launcher needs is not there, or does not fit.
-    """
+    """Have the peers of rank 1 and above started, like `peer`, and know what became of them: here, by somebody else."""
 
     name = "torchrun"
     folder: Path | None = None  # which ends with the collector
