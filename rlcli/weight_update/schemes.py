@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from rlcli.weight_update.receiver import WeightReceiver, open_receiver
+from rlcli.weight_update.receiver import WeightReceiver
 from rlcli.weight_update.sender import Handle, WeightSender, WeightStrategy
 from rlcli.weight_update.transport import MPTransport, NoTransport, TransportBackend
 from rlcli.weight_update.versions import SharedVersions
@@ -54,7 +54,7 @@ class WeightSyncScheme:
 
     def create_receiver(self, handle: Handle, fd: int | None, model: nn.Module) -> WeightReceiver:
         """Return the other end, in a worker; see `WeightReceiver`. `open_receiver` does it without the scheme."""
-        return open_receiver(handle, fd, model)
+        return WeightReceiver(handle, fd, model)
 
 
 class SharedMemWeightSyncScheme(WeightSyncScheme):
