@@ -45,6 +45,7 @@ class Owner:
     name = "env"
     fix = ""  # for a worker that was replaced too often
     standing_still = "not answering"  # what a worker is killed after
+    step_timeout: float | None = None
 
     def place(self, index: int) -> str:
         """Name a worker and its envs, in a sentence."""
@@ -52,7 +53,7 @@ class Owner:
 
     def limit(self, index: int) -> float | None:
         """Return the seconds after which a worker that owes an answer and stands still is killed."""
-        return None
+        return self.step_timeout
 
     def progress(self, index: int, turn: int) -> object:
         """Return what differs from before where a worker that owes the answer of this turn does not stand still."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,7 @@ class DistributedCollector(RemoteCollector):
     """
 
     _serve = SERVE["distributed"]
+    _remote: Callable[[Launcher], Remote] = GroupRemote
     _settings: Any = None
 
     def __init__(
@@ -93,9 +94,6 @@ class DistributedCollector(RemoteCollector):
             launcher.own.run()
             sys.exit(0)
         return self._remote(launcher)
-
-    def _remote(self, launcher: Launcher) -> Remote:
-        return GroupRemote(launcher)
 
 
 class DistributedSyncCollector(DistributedCollector, MultiSyncCollector):

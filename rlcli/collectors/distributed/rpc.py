@@ -33,20 +33,20 @@ class RPCRemote:
             launcher.close()
             raise
 
-    def start(self, index: int) -> str:
-        """Return the name of a worker."""
-        return _name(index + 1)
+    def start(self, index: int) -> int:
+        """Return the rank of a worker."""
+        return index + 1
 
-    def submit(self, worker: str, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
+    def submit(self, worker: int, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
         """Have a worker carry out an order; see `Remote.submit`."""
         answer: Future[Answer] = Future()
-        there = rpc.rpc_async(worker, _carry_out, (turn, kind, body, dict(carried)), timeout=0)
+        there = rpc.rpc_async(_name(worker), _carry_out, (turn, kind, body, dict(carried)), timeout=0)
 
         def come(done: Any) -> None:
             try:
                 how, given, sizes, piece = done.value()
             except RuntimeError:
-                answer.set_exception(Gone(self._launcher.how_it_ended(_rank(worker))))
+                answer.set_exception(Gone(self._launcher.how_it_ended(worker)))
                 return
             answer.set_result((how, given, split(piece.numpy(), sizes)))
 
@@ -57,9 +57,9 @@ class RPCRemote:
         """Return a message as orders take it."""
         return torch.frombuffer(bytearray(message), dtype=torch.uint8)
 
-    def kill(self, worker: str) -> None:
+    def kill(self, worker: int) -> None:
         """End a worker at once, where its launcher can."""
-        self._launcher.kill(_rank(worker))
+        self._launcher.kill(worker)
 
     def close(self) -> None:
         """End all workers, and leave the group."""
@@ -73,10 +73,6 @@ class RPCRemote:
 
 def _name(rank: int) -> str:
     return f"rank{rank}"
-
-
-def _rank(name: str) -> int:
-    return int(name.removeprefix("rank"))
 
 
 def _join(peer: Peer) -> None:
@@ -120,7 +116,7 @@ class RPCCollector(DistributedCollector):
         Of `TensorPipeRpcBackendOptions`.
     """
 
-    _serve = SERVE["rpc"]
+    _serve, _remote = SERVE["rpc"], RPCRemote
 
     def __init__(
         self, create_env_fn: Any, policy: Any = None, *, tensorpipe_options: Mapping[str, Any] | None = None,
@@ -128,9 +124,6 @@ class RPCCollector(DistributedCollector):
     ) -> None:  # fmt: skip
         self._settings = dict(tensorpipe_options or {})
         super().__init__(create_env_fn, policy, **options)
-
-    def _remote(self, launcher: Launcher) -> RPCRemote:
-        return RPCRemote(launcher)
 
 
 RPCDataCollector = RPCCollector  # an older spelling

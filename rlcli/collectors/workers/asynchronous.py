@@ -299,7 +299,7 @@ class RemoteCollector(MultiProcessCollector):
     """Base of collectors with workers elsewhere: each is one of the two kinds, as its option `sync` says."""
 
     def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RemoteCollector:
-        return object.__new__(_kind(cls, sync))
+        return object.__new__(_kind(cls, sync))  # type: ignore[arg-type]
 
 
 @functools.cache
