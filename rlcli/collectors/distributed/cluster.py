@@ -44,21 +44,7 @@ _cluster: Cluster | None = None  # of this process: Ray knows one at a time
 def cluster_of(address: str | None, cpus: float, config: Mapping[str, Any] | None = None) -> Cluster:
     """Return the cluster that this process uses from now on; `leave` it as often.
 
-    Parameters
-    ----------
-    address : str, optional
-        ``host:port`` of a head; by default that of `config`, or `RAY_ADDRESS`, and without any a new cluster here.
-    cpus : float
-        Of a new cluster.
-    config : mapping, optional
-        More for `ray.init`.
-
-    Raises
-    ------
-    ArgumentError
-        Ray is not installed, or nothing answers at the address.
-    ResourceError
-        Ray refuses to start, or to let this process in.
+    It is at `address`, that of `config` (more for `ray.init`) or `RAY_ADDRESS`; or a new one here, with so many `cpus`.
     """
     global _cluster
     config = dict(config or {})

@@ -29,25 +29,9 @@ _NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # option of
 
 
 class RayRemote:
-    """Run workers as actors of a cluster: a `Remote`.
+    """Run workers as actors of a cluster, which is left by `close`: a `Remote`; ResourceError where there is no room.
 
-    Parameters
-    ----------
-    cluster : Cluster
-        Left when this is closed.
-    target : str
-        ``module:name`` of what serves their orders, see `RemoteWorker`.
-    resources : sequence of mappings
-        What the actors of each bundle ask for, as `ray.remote` takes it: ``{"num_cpus": 1}``.
-    together : int
-        Actors of one bundle, which share a node; bundles are spread over nodes.
-    timeout : float
-        Seconds for the cluster to have room for all of them.
-
-    Raises
-    ------
-    ResourceError
-        It has not.
+    The actors of a bundle, `together` of them, share a node and ask for the same `resources` each, `{"num_cpus": 1}`.
     """
 
     def __init__(
