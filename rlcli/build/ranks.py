@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,21 +98,22 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return {read_manifest(path)["number"]: path for path in whole}
 
 
-def newest_of_all(run: Run, newest: Checkpoint, size: int) -> Checkpoint | None:
-    """Return the newest checkpoint that every rank has, `newest` or one before it; None where there is none."""
+def newest_of_all(run: Run, newest: Checkpoint, size: int) -> Checkpoint:
+    """Return the newest checkpoint that as many ranks have, not after `newest`; that where there is none."""
     from rlcli.runs.checkpoint import load
 
-    of = [checkpoints(folder_of(run.path, rank)) for rank in range(size)]
-    last = newest.manifest["number"]
-    if all(last in each for each in of):
+    of = [checkpoints(folder_of(run.path, rank)) for rank in range(size)] if newest.ranks == size > 1 else []
+    last, common = newest.manifest["number"], set[int]().union(*of[:1]).intersection(*of)
+    if not common or last in common:
         return newest
     lacking = next(rank for rank, each in enumerate(of) if last not in each)
     why = f"rank {lacking} has no whole checkpoint at {last:,} frames"
-    if not (common := set.intersection(*map(set, of))):
-        return None
     return load(of[0][max(common)])._replace(skipped=[*newest.skipped, why])
 
 
-def ranks_of(config: Mapping[str, Any]) -> int:
-    """Return the ranks of a run, by its configuration as it was written."""
-    return config.get("learner", {}).get("world_size", 1)
+def own_or(saved: Path, folder: Path, size: int) -> Checkpoint:
+    """Return a rank's own checkpoint, in its folder, at the frames that rank 0 has `saved`; else that of rank 0."""
+    from rlcli.runs.checkpoint import load
+
+    found = load(saved)
+    return load(checkpoints(folder).get(found.manifest["number"], saved)) if found.ranks == size else found

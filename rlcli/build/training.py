@@ -66,18 +66,16 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     return TrainingRun(run.path)
 
 
-def rank_0(
-    cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None, *, divided: bool = False
-) -> Rank:
+def rank_0(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None) -> Rank:
     """Start the other ranks of a run, which end with `stack`; return this process's part.
 
-    `saved`: the checkpoint of rank 0 to go on from; `divided`: the others go on from it too, not from their own.
+    `saved`: the checkpoint of rank 0 to go on from.
     """
     from rlcli.build.ranks import Rank
     from rlcli.jobs.ranks import backend_of, started
 
     note_new(run, f"{RANKS}/*/{CHECKPOINTS}", f"{RANKS}/*", RANKS)
-    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved, "divided": divided}
+    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved}
     order["resume"] = f"Resume with: {resume_command(run)}"
     device = devices(cfg)["train_device"]
     backend = backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
@@ -87,23 +85,19 @@ def rank_0(
 
 def rank_above_0(channel: Channel) -> None:
     """Train as another rank, as rank 0 orders."""
-    from rlcli.build.ranks import Rank, checkpoints, folder_of
+    from rlcli.build.ranks import Rank, folder_of, own_or
     from rlcli.jobs.ranks import joined
-    from rlcli.runs.checkpoint import load
 
     with joined(channel) as (ranks, order), StopSignals(notice="") as stop:
         stop.ignore_interrupts()
-        cfg, run, found = order["cfg"], Run(folder_of(order["run"], ranks.rank)), None
+        cfg, run = order["cfg"], Run(folder_of(order["run"], ranks.rank))
         vars(run)["info"] = order["info"]
         (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        if order["saved"] is not None:
-            found = load(order["saved"])
-            if not order["divided"]:
-                found = load(checkpoints(run.path)[found.manifest["number"]])
+        found = None if order["saved"] is None else own_or(order["saved"], run.path, ranks.size)
         resume_at = None if found is None else found.manifest["number"]
         learner = learner_of(cfg, run, stop, resume_at=resume_at, part=Rank(cfg, ranks))
         if found is not None:
-            learner.load(found, divided=order["divided"])
+            learner.load(found)
         learner.run_as_rank()
 
 
