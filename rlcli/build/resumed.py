@@ -113,7 +113,7 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
             if isinstance(cfg, Config) and cfg.learner.world_size > 1:
                 from rlcli.build.training import rank_0
 
-                more["part"] = rank_0(cfg, run, stack, saved.path)
+                more["ranks"] = rank_0(cfg, run, stack, saved.path)
             job = make(cfg, run, stop, resume_at=frames, **more)
         stack.enter_context(job.reporter)
         with different.taking_over(run):

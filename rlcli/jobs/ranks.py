@@ -79,7 +79,7 @@ class Others:
 @contextlib.contextmanager
 def started(
     size: int, backend: str, folder: Path, target: str, order: Mapping[str, Any], preload: Sequence[str]
-) -> Iterator[tuple[Ranks, Others]]:
+) -> Iterator[Ranks]:
     """Start ranks 1 to `size - 1`, which run `target` of a channel and are given an `order`; yield rank 0's side."""
     others, meeting = Others(), folder / MEETING
     meeting.unlink(missing_ok=True)
@@ -92,8 +92,8 @@ def started(
             worker.channel.send(_ORDER, body=packed((facts, str(meeting), rank, size, backend, dict(order))))
         others.ready()
         ranks = _met(meeting, 0, size, backend)
-        ranks.lost = others.lost
-        yield ranks, others
+        ranks.lost, ranks.look = others.lost, others.look
+        yield ranks
     except BaseException as error:
         grace = _SAVING if isinstance(error, StoppedSafely) else _GRACE
         raise

@@ -41,8 +41,8 @@ class Ranks:
 
     Attributes
     ----------
-    lost : callable
-        Failure of a collective -> the error to raise: another rank has ended.
+    lost, look : callable
+        Failure of a collective -> the error to raise: another rank has ended; raise where one has.
     average : {"minibatch", "batch"} or None
         The rows, of all ranks, that advantages are normalised over.
     calls : Counter
@@ -54,6 +54,7 @@ class Ranks:
     def __init__(self, rank: int, size: int, groups: Mapping[str, Any]) -> None:
         self.rank, self.size = rank, size
         self.lost: Callable[[Exception], Exception] = lambda error: error
+        self.look: Callable[[], object] = lambda: None
         self.average: str | None = None
         self.calls, self.work, self.meeting = Counter[str](), math.inf, math.inf
         self._then: float | None = None
@@ -160,15 +161,6 @@ class Ranks:
         """Replace `x` by its sum over all ranks."""
         self.calls[kind] += 1
         self._call(self._groups.get(x.device.type, self._groups["cpu"]).allreduce, [x])
-
-    def time(self, x: Tensor, times: int = 10) -> float:
-        """Return the seconds that it takes to add up zeros like `x`, at best; all ranks measure at once."""
-        x, each = torch.zeros_like(x), list[float]()
-        for _ in range(times):
-            began = time.perf_counter()
-            self.add("start", x)
-            each.append(time.perf_counter() - began)
-        return min(each)
 
     def close(self) -> None:
         """Disconnect: the others, where they wait, are told so."""
