@@ -82,14 +82,18 @@ def rank_0(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | Non
 
 def rank_above_0(channel: Channel) -> None:
     """Train as another rank, as rank 0 orders."""
-    from rlcli.jobs.ranks import joined
+    from rlcli.jobs.ranks import serve_as_rank
 
-    with joined(channel) as (ranks, order), StopSignals(notice="") as stop:
+    serve_as_rank(channel, _train_as_rank)
+
+
+def _train_as_rank(ranks: Ranks, order: dict[str, Any]) -> None:
+    with StopSignals(notice="") as stop:
         stop.ignore_interrupts()
-        cfg, run = order["cfg"], Run(folder_of(order["run"], ranks.rank))
+        cfg, run, saved = order["cfg"], Run(folder_of(order["run"], ranks.rank)), order["saved"]
         vars(run)["info"] = order["info"]
         (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        found = None if order["saved"] is None else own_or(order["saved"], run.path, ranks.size)
+        found = None if saved is None else own_or(saved, run.path, ranks.size)
         resume_at = None if found is None else found.manifest["number"]
         learner = learner_of(cfg, run, stop, resume_at=resume_at, ranks=ranks)
         if found is not None:
