@@ -94,15 +94,19 @@ def started(
         grace = _SAVING if isinstance(error, StoppedSafely) else _GRACE
         raise
     finally:
-        if ranks is not None:
-            ranks.close()
         end(others.workers, grace)
+        if ranks is not None:  # a collective that was broken off goes on until they have ended
+            ranks.close()
         meeting.unlink(missing_ok=True)
 
 
 def serve_as_rank(channel: Channel, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
     """Join the other ranks, in a process of `started`, and `work` as rank 0 orders."""
     given: list[Any] = []
+
+    def look() -> None:
+        if select.select([channel.end], [], [], 0)[0]:
+            raise RankLost("rank 0 has ended")
 
     def carry_out(kind: int, body: bytes) -> None:
         if kind == _LEARN:
@@ -111,6 +115,7 @@ def serve_as_rank(channel: Channel, work: Callable[[Ranks, dict[str, Any]], None
         meeting, rank, size, backend, order = given
         ranks = _met(Path(meeting), rank, size, backend)
         ranks.lost = lambda error: RankLost("another rank has ended", why=in_words(error))
+        ranks.look = look
         try:
             work(ranks, order)
         except RankLost:

@@ -87,6 +87,9 @@ class RankSaver(Saver):
     _agreed: tuple[bool, bool] = (False, True)  # save, copy
     _looked: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        self._look, self.of.look = self.of.look, self.stop_if_overdue
+
     def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
         asked = True
         if not saved:
@@ -100,7 +103,7 @@ class RankSaver(Saver):
     def stop_if_overdue(self) -> None:
         if (now := time.monotonic()) - self._looked > LOOK:
             self._looked = now
-            self.of.look()
+            self._look()
         super().stop_if_overdue()
 
     def due(self, frames: int) -> bool:

@@ -187,6 +187,26 @@ def test_unequal_weights_are_an_error_that_names_ranks():
         together(lambda ranks: ranks.compare(torch.full((3,), float(ranks.rank))))
 
 
+def test_the_wait_for_another_rank_ends_where_the_run_is_to_stop():
+    given_up = threading.Event()
+
+    def work(ranks):
+        def stop():
+            raise StoppedSafely("asked to stop")
+
+        if ranks.rank:
+            given_up.wait(20)
+            return ranks.add("step", torch.ones(1))
+        ranks.look = stop
+        try:
+            with pytest.raises(StoppedSafely):
+                ranks.add("step", torch.ones(1))
+        finally:
+            given_up.set()
+
+    together(work)
+
+
 # ---- whole runs -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def run(tmp_path, monkeypatch):
