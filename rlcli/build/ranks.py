@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from rlcli.learning.ranks import Ranks
     from rlcli.runs.checkpoint import Checkpoint
 
+Cfg = TypeVar("Cfg", bound=CollectConfig)
 
-def share_of(cfg: Config, rank: int) -> Config:
+
+def share_of(cfg: Cfg, rank: int) -> Cfg:
     """Return the share of one rank: of envs, of a batch, of a minibatch, of the buffer and of processes.
 
-    What is counted in frames of the run stays: `total_frames`, `init_random_frames`, `eps_frames`.
+    What is counted in frames of the run stays: `total_frames`, `init_random_frames`, `eps_frames`. One process has all.
     """
+    if not isinstance(cfg, Config) or cfg.learner.world_size == 1:
+        return cfg
     parts: dict[str, Any] = {"learner": {}}
     for key in {*SHARED, "env.workers"} - {"collector.init_random_frames"} & held(cfg).keys():
         group, _, name = key.partition(".")

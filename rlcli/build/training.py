@@ -116,8 +116,7 @@ def learner_of(
     `resume_at`: frames of the state to load; `chosen`: lines on what was open.
     """
     whole, rank = cfg, 0 if ranks is None else ranks.rank
-    if ranks is not None:
-        cfg = share_of(cfg, rank)
+    cfg = share_of(cfg, rank)
     process = ProcessPeak()
     imported = process.now
     random_streams.seed(cfg.seed)

@@ -14,6 +14,7 @@ from face import Recurrence, Saver, Update, configure, refused
 from torch import distributed
 
 from rlcli.build import resume, train
+from rlcli.build.plan import plan
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ConfigError, NumericsError, ResourceError, StoppedSafely
@@ -314,6 +315,12 @@ def test_algorithms_of_two_ranks_end_with_the_same_weights(run, words):
     one, other = states(both.path)
     same(one["policy"], other["policy"])
     assert both.summary["status"] == "done"
+
+
+def test_the_plan_of_ranks_counts_the_share_of_each_and_all_processes():
+    found = plan(configure("train", SHORT), "train")
+    assert (found.ranks, found.frames, found.lanes) == (2, 256, 4) and found.workers == found.total
+    assert found.places[0].need == 2 * found.total
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
