@@ -317,6 +317,16 @@ def test_algorithms_of_two_ranks_end_with_the_same_weights(run, words):
     assert both.summary["status"] == "done"
 
 
+@pytest.mark.slow
+def test_ppo_exact_of_two_ranks_solves_cartpole_in_four_of_five_seeds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    returns = []
+    for seed in range(5):
+        words = ["recipe=ppo_exact", "learner.world_size=2", f"seed={seed}", "console=off", "logger=none"]
+        returns.append(train(configure("train", words), words).summary["evaluation"]["mean_return"])
+    assert sorted(returns)[1] >= 475, returns
+
+
 def test_the_plan_of_ranks_counts_the_share_of_each_and_all_processes():
     found = plan(configure("train", SHORT), "train")
     assert (found.ranks, found.frames, found.lanes) == (2, 256, 4) and found.workers == found.total
