@@ -14,6 +14,7 @@ from face import Recurrence, Saver, Update, configure, refused
 from torch import distributed
 
 from rlcli.build import resume, train
+from rlcli.build.plan import plan
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ConfigError, NumericsError, ResourceError, StoppedSafely
@@ -187,6 +188,26 @@ def test_unequal_weights_are_an_error_that_names_ranks():
         together(lambda ranks: ranks.compare(torch.full((3,), float(ranks.rank))))
 
 
+def test_the_wait_for_another_rank_ends_where_the_run_is_to_stop():
+    given_up = threading.Event()
+
+    def work(ranks):
+        def stop():
+            raise StoppedSafely("asked to stop")
+
+        if ranks.rank:
+            given_up.wait(20)
+            return ranks.add("step", torch.ones(1))
+        ranks.look = stop
+        try:
+            with pytest.raises(StoppedSafely):
+                ranks.add("step", torch.ones(1))
+        finally:
+            given_up.set()
+
+    together(work)
+
+
 # ---- whole runs -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def run(tmp_path, monkeypatch):
@@ -294,6 +315,22 @@ def test_algorithms_of_two_ranks_end_with_the_same_weights(run, words):
     one, other = states(both.path)
     same(one["policy"], other["policy"])
     assert both.summary["status"] == "done"
+
+
+@pytest.mark.slow
+def test_ppo_exact_of_two_ranks_solves_cartpole_in_four_of_five_seeds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    returns = []
+    for seed in range(5):
+        words = ["recipe=ppo_exact", "learner.world_size=2", f"seed={seed}", "console=off", "logger=none"]
+        returns.append(train(configure("train", words), words).summary["evaluation"]["mean_return"])
+    assert sorted(returns)[1] >= 475, returns
+
+
+def test_the_plan_of_ranks_counts_the_share_of_each_and_all_processes():
+    found = plan(configure("train", SHORT), "train")
+    assert (found.ranks, found.frames, found.lanes) == (2, 256, 4) and found.workers == found.total
+    assert found.places[0].need == 2 * found.total
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
