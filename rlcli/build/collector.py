@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -89,6 +91,17 @@ def build_collector(
         options["preemptive_threshold"] = several.preemptive_threshold
         return MultiSyncCollector(makers, actor, **together, **options)
     return MultiAsyncCollector(makers, actor, **apart, **options)
+
+
+def serve_as_rank(cfg: CollectConfig) -> None:
+    """Serve the run of rank 0, and exit, where torchrun started this process for that."""
+    c = cfg.collector
+    if isinstance(c, DistributedOptions) and c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
+        from rlcli.collectors.distributed.launch import REMOTE, SERVE, Launcher, Peer
+
+        size = len(shares(cfg)) + 1
+        Launcher(Peer(SERVE["distributed"], REMOTE, size, c.backend, c.timeout, path=tuple(sys.path)), {}).own.run()
+        sys.exit(0)
 
 
 def elsewhere(c: ElsewhereOptions, makers: Sequence[Any], actor: Any, options: dict[str, Any]) -> BaseCollector:

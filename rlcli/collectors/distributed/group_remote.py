@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import queue
+import signal
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -179,7 +180,12 @@ def _join(peer: Peer, store: Any) -> str:
 
 def serve(peer: Peer) -> None:
     """Carry out the orders of rank 0 until it says that there are no more, or ends."""
+    if peer.file is None:  # torchrun hands signals to all ranks, and rank 0 saves by these
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     device = _join(peer, peer.store())
+    if peer.file is None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
     link, worker = Link(0, peer.key, learner=False, device=device), RemoteWorker(peer.target)
     try:
         while (order := link.receive()).kind != _END:
