@@ -193,7 +193,9 @@ def test_options_are_read_by_choices_that_there_are_in_the_order_of_the_tables()
 
 def test_what_an_option_is_read_by_is_its_own_and_that_of_its_group():
     table = leaves(Config)
-    assert table["weights.swap"].option.read_by == {"collector": ("multi_async", "async"), "verb": ("train",)}
+    assert table["weights.swap"].option.read_by == {
+        "collector": ("multi_async", "async", "ray", "distributed"), "verb": ("train",)
+    }  # fmt: skip
     assert table["env.atari.noop_max"].option.read_by == {"env": ("atari",)}
     assert table["env.num"].option.read_by == {}
 
