@@ -175,7 +175,8 @@ def test_what_a_recipe_sets_for_nothing_is_said():
 
 
 @pytest.mark.parametrize("name", sorted(find_recipes()))
-def test_our_recipes_set_nothing_for_nothing(name):
+def test_our_recipes_set_nothing_for_nothing(name, monkeypatch):
+    monkeypatch.setattr("rlcli.config.installed.has", lambda package: True)  # whatever it is that is installed here
     recipe = find_recipes()[name]
     words = ["policy.path=."] if name == "collect_policy" else []
     with warnings.catch_warnings():
