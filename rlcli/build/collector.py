@@ -153,6 +153,8 @@ def shares(cfg: CollectConfig) -> list[range]:
         count = 1
     elif isinstance(asked, int):
         count = asked
+    elif getattr(c, "launcher", "") == "torchrun":  # as many as it has started
+        count = max(1, min(int(os.environ.get("WORLD_SIZE", "1")) - 1, cfg.env.num))
     else:  # who learns while others collect needs a core as well
         count = max(1, min(cores() - (c.kind == "multi_async"), cfg.env.num))
     from rlcli.vec_envs.workers import dealt

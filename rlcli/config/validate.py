@@ -18,7 +18,14 @@ from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.choices.collect import ElsewhereOptions, GymOptions, MultiSyncOptions, RayOptions, WorkersOptions
+from rlcli.config.choices.collect import (
+    DistributedOptions,
+    ElsewhereOptions,
+    GymOptions,
+    MultiSyncOptions,
+    RayOptions,
+    WorkersOptions,
+)
 from rlcli.config.choices.learn import TensorOptions
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
 from rlcli.config.option import as_choice, groups, held, value_at
@@ -190,6 +197,7 @@ def check_elsewhere(cfg: Any) -> Iterator[Problem]:
             what = "collector=ray has one worker here, which takes a cluster to start and is no faster"
             yield Problem(what, "use collector=multi_sync, or name a cluster: collector.address=host:port")
         return
+    assert isinstance(c, DistributedOptions)
     if c.backend == "nccl" and not installed.torch_has_cuda():
         what = "collector.backend=nccl needs GPUs, and this torch has none"
         yield Problem(what, "use collector.backend=gloo", only_here=True)

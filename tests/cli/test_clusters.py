@@ -19,7 +19,7 @@ from rlcli.errors import ConfigError
 from rlcli.planning.tensors import CLUSTER, REMOTE_WORKER
 from rlcli.runs.sweep import note_sweep
 
-TORCHRUN = ["collector=distributed", "collector.launcher=torchrun", "collector.num_workers=2"]
+TORCHRUN = ["collector=distributed", "collector.launcher=torchrun"]
 
 
 @pytest.fixture
