@@ -227,7 +227,8 @@ class WorkerRecord:
         return range(self.first_lane, self.first_lane + self.lanes)
 
 
+@dataclass
 class RemoteRecord(WorkerRecord):
     """Record a worker of another machine: it took its lost frames with it, and those that it was asked for count."""
 
-    at_most = "at most "
+    at_most: str = "at most "
