@@ -18,14 +18,7 @@ from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.choices.collect import (
-    DistributedOptions,
-    ElsewhereOptions,
-    GymOptions,
-    MultiSyncOptions,
-    RayOptions,
-    WorkersOptions,
-)
+from rlcli.config.choices.collect import GymOptions, MultiSyncOptions, WorkersOptions
 from rlcli.config.choices.learn import TensorOptions
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
 from rlcli.config.option import as_choice, groups, held, value_at
@@ -176,19 +169,20 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
         yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
     if not isinstance(cfg, Config) and not (c.kind == "multi_sync" or getattr(c, "sync", False)):
         yield Problem(f"rlcli collect takes the steps of a batch again when it is resumed, and with collector={c.kind} "
-                      "workers would have begun others", "use collector=multi_sync")  # fmt: skip
+                      "workers would have begun others",
+                      f"use collector{'.sync=true' if hasattr(c, 'sync') else '=multi_sync'}")  # fmt: skip
 
 
 def check_elsewhere(cfg: Any) -> Iterator[Problem]:
     c = cfg.collector
-    if not isinstance(c, ElsewhereOptions):
+    if c.kind not in ("ray", "distributed"):
         return
     if cfg.weights.swap == "step":
         what = f"weights.swap=step cannot reach the workers of collector={c.kind} within a batch"
         yield Problem(what, "leave it out, or use collector=multi_async")
     if c.sync and cfg.weights.max_lag is not None:
         yield Problem("weights.max_lag has no meaning with collector.sync=true: no batch is behind", "leave it out")
-    if isinstance(c, RayOptions):
+    if c.kind == "ray":
         yield from lacking("ray", "collector=ray")
         for name, amount in c.resources.items():
             if isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
@@ -197,7 +191,6 @@ def check_elsewhere(cfg: Any) -> Iterator[Problem]:
             what = "collector=ray has one worker here, which takes a cluster to start and is no faster"
             yield Problem(what, "use collector=multi_sync, or name a cluster: collector.address=host:port")
         return
-    assert isinstance(c, DistributedOptions)
     if c.backend == "nccl" and not installed.torch_has_cuda():
         what = "collector.backend=nccl needs GPUs, and this torch has none"
         yield Problem(what, "use collector.backend=gloo", only_here=True)
