@@ -195,15 +195,15 @@ def check_elsewhere(cfg: Any) -> Iterator[Problem]:
         what = "collector.backend=nccl needs GPUs, and this torch has none"
         yield Problem(what, "use collector.backend=gloo", only_here=True)
     if c.launcher == "torchrun" and "WORLD_SIZE" not in os.environ:
-        what, fix = "collector.launcher=torchrun needs the ranks that torchrun starts", "torchrun --nproc-per-node 3 -m"
-        yield Problem(what, f"write {fix} rlcli train ... collector.num_workers=2", only_here=True)
+        what = "collector.launcher=torchrun needs the ranks that torchrun starts"
+        yield Problem(what, "write torchrun --nproc-per-node 3 -m rlcli train ...", only_here=True)
     if c.slurm and c.launcher != "submitit":
         what = f"collector.slurm has no meaning with collector.launcher={c.launcher}"
         yield Problem(what, "use collector.launcher=submitit, or leave it out")
-    if c.launcher.startswith("submitit"):
-        yield from (missing := lacking("slurm", f"collector.launcher={c.launcher}"))
+    if c.launcher == "submitit":
+        yield from (missing := lacking("slurm", "collector.launcher=submitit"))
         if not missing and c.slurm.get("cluster", "slurm") == "slurm" and shutil.which("sbatch") is None:
-            what = f"collector.launcher={c.launcher} submits jobs, and there is no sbatch on this machine"
+            what = "collector.launcher=submitit submits jobs, and there is no sbatch on this machine"
             yield Problem(what, "submit from a node of the cluster, or use collector.launcher=mp", only_here=True)
 
 
