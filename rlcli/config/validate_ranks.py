@@ -29,19 +29,17 @@ _WHY = {  # key -> what it may be at most, and why
 
 def check_ranks(cfg: Any) -> Iterator[Problem]:
     """Yield what does not fit a learner of so many ranks, or the ranks that this process is one of."""
-    if not isinstance(cfg, Config):
-        return
-    n = cfg.learner.world_size
     elsewhere = getattr(cfg.collector, "launcher", "") == "torchrun"  # whose ranks those are
     if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1" and not elsewhere:
+        trains, size = isinstance(cfg, Config), os.environ["WORLD_SIZE"]
         yield Problem(
-            f"RANK={os.environ['RANK']} of WORLD_SIZE={os.environ['WORLD_SIZE']} is set, as by torchrun, and each of "
-            "those processes would begin a run of its own",
-            f"start rlcli alone, with learner.world_size={os.environ['WORLD_SIZE']}: it starts the other ranks itself "
-            "(or unset RANK and WORLD_SIZE)",
+            f"RANK={os.environ['RANK']} of WORLD_SIZE={size} is set, as by torchrun, and each of those processes would "
+            "begin a run of its own",
+            f"start rlcli alone{f', with learner.world_size={size}: it starts the other ranks itself' * trains} (or "
+            "unset RANK and WORLD_SIZE), or have them collect: collector=distributed collector.launcher=torchrun",
             only_here=True,
         )
-    if n == 1:
+    if not isinstance(cfg, Config) or (n := cfg.learner.world_size) == 1:
         return
     if cfg.collector.kind not in ("sync", "multi_sync"):
         yield Problem(

@@ -17,6 +17,7 @@ import os
 import pickle
 import secrets
 import shutil
+import signal
 import socket
 import stat
 import sys
@@ -85,8 +86,13 @@ class Peer:
 
     def meet(self, join: Callable[[Peer, Any], object]) -> None:
         """Say that this one is here, `join` the others, and say that, too."""
+        theirs = self.file is None  # torchrun hands signals to all its ranks, and rank 0 says what to do then
+        if theirs:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         join(self, store := self.store())
         store.set(_JOINED.format(self.rank), b"")
+        for number in (signal.SIGTERM, signal.SIGINT) if theirs else ():
+            signal.signal(number, signal.SIG_IGN)
 
     def run(self) -> None:
         """Serve rank 0 until it ends, or closes the group."""
