@@ -300,7 +300,7 @@ class Published:
         self.sender = RayWeightSyncScheme().create_sender("policy", self.net)
         follower = ray.remote(num_cpus=1)(Follower)
         self.actors = [follower.remote(self.sender.handle(), hidden) for _ in range(actors)]
-        self.plain = np.zeros(self.sender.nbytes, np.uint8)
+        self.plain = np.zeros(self.sender.layout.nbytes, np.uint8)
         self.adopted(), self.copied()
 
     def adopted(self) -> float:
