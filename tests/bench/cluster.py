@@ -111,11 +111,11 @@ def _bar(name: str, label: str, frames: int) -> str:
 # ---- bytes and copies ------------------------------------------------------------------------------------------------
 def _bytes(report: Report) -> None:
     for mode in ("exact", "full"):
-        with closing(Side(Copied, mode, 512)) as side:
+        with closing(Side(Copied, mode, WORKERS * 512)) as side:
             size, rows = side.call("size")
-        report.figures.append(Figure(f"object of {512 // WORKERS} frames of 4x84x84, {mode}", size / 1e6, "MB",
+        report.figures.append(Figure(f"object of 512 frames of 4x84x84, {mode}", size / 1e6, "MB",
                                      f"<= {(1.01 * rows + 4096) / 1e6:.6g}"))  # fmt: skip
-    with closing(Side(Copied, "exact", 64 * 10**6 // (4 * 84 * 84))) as side:
+    with closing(Side(Copied, "exact", WORKERS * (32 * 10**6 // (4 * 84 * 84)))) as side:
         grown, empty = side.call("grown")
         report.figures.append(Figure("private memory that a batch of 64 MB takes here", grown, "batches", "<= 1.1"))
         report.checks["the store once a batch of 64 MB was delivered"] = "empty" if empty else "NOT empty"
