@@ -76,7 +76,7 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
 def _without_meaning(cfg: Any, typed: Collection[str] | None, undecided: Collection[str]) -> Iterator[Problem]:
     """Refuse what was typed, or (None) changed, and nothing reads; not where it is `undecided` what reads it."""
     table = held(cfg)
-    for key in typed or ():
+    for key in sorted(typed or ()):
         if f"{key.partition('.')[0]}.kind" not in undecided:
             yield from of_another_choice(cfg, key)
     for key, (by, choice) in idle(cfg).items():
