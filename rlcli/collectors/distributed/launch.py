@@ -37,6 +37,7 @@ from rlcli.arguments import refuse
 from rlcli.collectors.workers.worker import REMOTE
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.channel import Channel
+from rlcli.processes.fork_server import ignore_terminal
 from rlcli.processes.worker import USUAL_METHOD, Worker, end
 
 BACKENDS = ("gloo", "nccl", "mpi")
@@ -91,8 +92,8 @@ class Peer:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         join(self, store := self.store())
         store.set(_JOINED.format(self.rank), b"")
-        for number in (signal.SIGTERM, signal.SIGINT) if theirs else ():
-            signal.signal(number, signal.SIG_IGN)
+        if theirs:
+            ignore_terminal()
 
     def run(self) -> None:
         """Serve rank 0 until it ends, or closes the group."""
