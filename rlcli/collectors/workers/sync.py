@@ -45,14 +45,9 @@ class MultiSyncCollector(MultiProcessCollector):
     """
 
     def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        cat_results: str | int = "stack",
-        preemptive_threshold: float | None = None,
-        **options: Any,
-    ) -> None:
+        self, create_env_fn: Any, policy: Any = None, *, cat_results: str | int = "stack",
+        preemptive_threshold: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if cat_results not in ("stack", 0, -1) or isinstance(cat_results, bool):
             raise ArgumentError(f"unknown cat_results {cat_results!r}", fix='Use "stack", 0 or -1.')
         self.cat_results = cat_results
@@ -73,7 +68,7 @@ class MultiSyncCollector(MultiProcessCollector):
                 f"cat_results={cat_results!r} needs workers with as many envs each",
                 why=f"they have {', '.join(str(record.lanes) for record in self.group.records)}",
                 fix="Use cat_results=0.",
-            )  # fmt: skip
+            )
         self.pool = self._pool()
         try:
             self._check_even()

@@ -19,7 +19,7 @@ from rlcli.weight_update.tensors import Source
 
 
 class WorkerModels:
-    """Send versions of each trained model to workers by its scheme, or the usual one, as the target of a `Publisher`."""
+    """Send versions of each trained model to workers by its scheme, or the usual one: the target of a `Publisher`."""
 
     def __init__(self, group: CollectorWorkers, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
         self.group, self._schemes, self._warned = group, _schemes(schemes), False

@@ -1,12 +1,7 @@
-"""A collector in a process of its own: it writes batches, and says what lies in them.
+"""A collector in a process of its own: it writes batches (see `rows`), and says what lies in them.
 
-| rows lie in | which is | and go to the parent (`MultiProcessCollector`), which puts batches together |
-|---|---|---|
-| `SlotRows` | memory that the parent makes and shares | not at all, but for what no column was made for |
-| `OwnRows` | one batch of the worker's own, overwritten by the next | with the answer, all of them |
-
-What no column was made for: the successors of episodes that ended, the row that the next batch begins with, keys that
-nobody declared.
+What no column was made for goes with the answer: the successors of episodes that ended, the row that the next batch
+begins with, keys that nobody declared.
 """
 
 from __future__ import annotations
