@@ -11,6 +11,7 @@ import torch
 
 from rlcli import modules
 from rlcli.build.env import build_env
+from rlcli.build.ranks import first_lane
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
@@ -24,7 +25,7 @@ from rlcli.config.choices.collect import (
     RayOptions,
     UsersPolicyOptions,
 )
-from rlcli.config.choices.learn import StoredSliceOptions
+from rlcli.config.choices.learn import RankConfig, StoredSliceOptions
 from rlcli.config.installed import accelerator
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
@@ -38,16 +39,9 @@ SLICED = 16  # every so many states are kept where slices are drawn
 
 
 def build_collector(
-    cfg: CollectConfig,
-    env: EnvBase,
-    policy: ActorCritic | None,
-    keep_keys: Sequence[Key] | None,
-    lanes: tuple[int, int] | None = None,
+    cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
 ) -> BaseCollector:
-    """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly.
-
-    `lanes`: where the envs are those of one rank, the number of its first and how many there are.
-    """
+    """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
     c, p, places = cfg.collector, as_choice(UsersPolicyOptions, cfg.policy), devices(cfg)
     actor: Any = None if policy is None else policy.actor
     if actor is None:
@@ -61,13 +55,12 @@ def build_collector(
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
         "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),
     }  # fmt: skip
-    first = 0
-    if lanes is not None:
-        first, number = lanes
-        ranks = number // cfg.env.num
+    first = first_lane(cfg)
+    if isinstance(cfg, Config) and isinstance(cfg.learner, RankConfig):
+        ranks = cfg.learner.world_size
         options |= {
-            "first_lane": first, "all_lanes": number, "init_random_frames": c.init_random_frames // ranks,
-            "total_frames": -(-cfg.total_frames // number) * cfg.env.num,
+            "first_lane": first, "all_lanes": ranks * cfg.env.num, "init_random_frames": c.init_random_frames // ranks,
+            "total_frames": -(-cfg.total_frames // (ranks * cfg.env.num)) * cfg.env.num,
         }  # fmt: skip
     if c.kind == "sync":
         return Collector(env, actor, **options)

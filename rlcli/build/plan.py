@@ -22,11 +22,13 @@ from rlcli.build.env import build_env, lanes_of
 from rlcli.build.env_mode import settled
 from rlcli.build.init_rows import count_init_rows
 from rlcli.build.policy import choose_threads
+from rlcli.build.ranks import share_of
 from rlcli.build.trained_run import policy_to_look_at
 from rlcli.build.workload import envs_of, workload_of
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.faces import Face
 from rlcli.config import registry
+from rlcli.config.choices.learn import RankConfig
 from rlcli.config.option import as_choice, groups, value_at
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.config.validate import validate
@@ -69,6 +71,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
     """
     cfg, _, tried = settled(cfg)
     tried.close()
+    whole, cfg = cfg, share_of(cfg, 0)
     gc.collect()
     give_back()
     imported = resident()
@@ -105,6 +108,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
 
             def forecast(changed: CollectConfig) -> Plan:
                 """What was measured for this configuration, and the tensors of another."""
+                changed = share_of(changed, 0)
                 alone, parts, asked = envs, learning, envs_of(changed)
                 more = {"envs": code + envs.each * asked.in_process, EVALUATION: envs.each * asked.evaluated}
                 if run.workers:
@@ -123,8 +127,8 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
                     changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows, limit=limit
                 )
 
-            plan = forecast(cfg)
-            return dataclasses.replace(plan, advice=advice_for(cfg, plan, forecast))
+            plan = forecast(whole)
+            return dataclasses.replace(plan, advice=advice_for(whole, plan, forecast))
         finally:
             env.close()
 
@@ -174,6 +178,9 @@ def _forecast(
         warnings=[*fit.warnings_for(run, rows, modes, _longest_episode(cfg)), *unknown],
         networks=layers(learning.policy),
     )  # fmt: skip
+    if isinstance(cfg, Config) and isinstance(cfg.learner, RankConfig):
+        ranks, each = cfg.learner.world_size, found.total + found.workers
+        found = dataclasses.replace(found, ranks=ranks, workers=ranks * each - found.total)
     return dataclasses.replace(found, places=fit.places_of(run, found, limit))
 
 

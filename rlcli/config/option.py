@@ -171,8 +171,8 @@ def parts_of(schema: type) -> dict[str, Mapping[str, Part]]:
 
 
 # ---- options of one choice, and of all of them ----------------------------------------------------------------------
-class Derived:
-    """Dataclasses that are put together here, where pickle finds them by name."""
+class Derived:  # what is put together here, where pickle finds it by name
+    pass
 
 
 def _derived(name: str, options: Iterable[tuple[str, Any, Any]], bases: tuple[type, ...]) -> type:

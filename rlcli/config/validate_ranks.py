@@ -12,6 +12,10 @@ from rlcli.config.option import as_choice, held, value_at
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config, draws
 
+SHARED = (
+    "env.num", "collector.frames_per_batch", "collector.num_workers", "collector.init_random_frames",
+    "sampler.batch_size", "sampler.num_slices", "storage.max_size",
+)  # fmt: skip
 _WHY = {  # key -> what it may be at most, and why
     "env.normalize_observation": (False, "each rank would have statistics of its own"),
     "env.normalize_reward": (False, "each rank would have statistics of its own"),
@@ -62,11 +66,8 @@ def _divided(cfg: Config, n: int) -> Iterator[Problem]:
     """What every rank takes an equal share of; slices are not cut."""
     s = as_choice(StoredSliceOptions, cfg.sampler)
     drawn = (draws(cfg) == "slices" and s.num_slices is None and s.slice_len) or 1
-    keys = {"env.num": 1, "collector.frames_per_batch": 1, "sampler.batch_size": drawn}
-    keys |= {"sampler.num_slices": 1, "collector.num_workers": 1, "collector.init_random_frames": 1}
-    keys |= {"storage.max_size": 1}
-    for key, unit in ((key, unit) for key, unit in keys.items() if key in held(cfg)):
-        value = value_at(cfg, key)
+    for key in (key for key in SHARED if key in held(cfg)):
+        value, unit = value_at(cfg, key), drawn if key == "sampler.batch_size" else 1
         if isinstance(value, int) and value % (n * unit):
             low = value // (n * unit) * n * unit
             fits = " or ".join(f"{key}={x}" for x in (low, low + n * unit) if x > 0)

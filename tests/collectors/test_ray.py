@@ -30,8 +30,8 @@ from rlcli.collectors.distributed.ray_remote import RayRemote, versions
 from rlcli.collectors.workers.worker import REMOTE
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError, ResourceError
-from rlcli.processes.leftovers import MARK
 from rlcli.processes.line import FAILED, raised
+from rlcli.processes.reaper import MARK
 from tests.collectors.counting import pair, steps_seen
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")

@@ -17,11 +17,14 @@ import os
 import pickle
 import secrets
 import shutil
+import socket
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,8 @@ _KEY = 32  # bytes
 _GRACE = 2.0  # seconds for processes to end in
 _EVERY = 0.05  # seconds between two looks at who has come
 FOR_EVER = datetime.timedelta(days=30)  # an order may take as long as it likes
-_HERE = "peer {}"
+_HERE, _JOINED = "peer {}", "joined {}"
+_LOOPBACK = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,31 @@ class Peer:
     rank: int = 0
     path: tuple[str, ...] = ()
 
+    @property
+    def interface(self) -> dict[str, str]:
+        """Environment in which the group is made."""
+        return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), _LOOPBACK) if self.loopback else {}
+
     def store(self) -> Any:
         """Return the store in which the ranks find each other, after this one said that it is here."""
-        if self.loopback:
-            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"
-        wait = datetime.timedelta(seconds=self.timeout)
+        limit = datetime.timedelta(seconds=self.timeout)
         if self.file is None:
-            store, _, _ = next(dist.rendezvous("env://", timeout=wait))
+            store, _, _ = next(dist.rendezvous("env://", timeout=limit))
             store = dist.PrefixStore("rlcli", store)
         else:
             store = dist.FileStore(self.file, self.size)
-        store.set_timeout(wait)
+        store.set_timeout(limit)
         store.set(_HERE.format(self.rank), b"")
         return store
 
+    def meet(self, join: Callable[[Peer, Any], object]) -> None:
+        """Say that this one is here, `join` the others, and say that, too."""
+        join(self, store := self.store())
+        store.set(_JOINED.format(self.rank), b"")
+
     def run(self) -> None:
         """Serve rank 0 until it ends, or closes the group."""
+        os.environ.update(self.interface)
         sys.path += [folder for folder in self.path if folder not in sys.path]
         module, _, name = self.serve.partition(":")
         getattr(importlib.import_module(module), name)(self)
@@ -126,21 +139,34 @@ class Launcher:
         """End all that are left."""
         end(self.workers, _GRACE)
 
-    def begin(self) -> Any:
-        """Start the peers, wait until they have come, and return the store; ResourceError names who has not."""
+    def begin(self, join: Callable[[Peer, Any], object]) -> None:
+        """Start the peers, wait until they have come, and `join` them; ResourceError names who has not."""
+        deadline = time.monotonic() + self.own.timeout
         try:
             store = self.own.store()
         except dist.DistError as error:
             raise self._missing([], in_words(error)) from error
-        missing, deadline = list(range(1, self.own.size)), time.monotonic() + self.own.timeout
-        self.launch([replace(self.own, rank=rank) for rank in missing])
-        while missing := [rank for rank in missing if not store.check([_HERE.format(rank)])]:
-            if gone := [rank for rank in missing if self.ended(rank)]:
-                raise self._missing(missing, f"the worker of rank {gone[0]} {self.how_it_ended(gone[0])}")
-            if time.monotonic() > deadline:
-                raise self._missing(missing, f"after {self.own.timeout:g} s")
+        ranks = list(range(1, self.own.size))
+        self.launch([replace(self.own, rank=rank) for rank in ranks])
+        self._await(store, _HERE, deadline)
+        joined = Future[object]()  # by a thread: it may wait for ever, for one that ends before it is joined
+        threading.Thread(target=_into, args=(joined, join, self.own, store), daemon=True).start()
+        while not wait([joined], _EVERY).done:
+            self._check_coming(ranks, deadline)
+        joined.result()
+        self._await(store, _JOINED, deadline)
+
+    def _await(self, store: Any, key: str, deadline: float) -> None:
+        missing = list(range(1, self.own.size))
+        while missing := [rank for rank in missing if not store.check([key.format(rank)])]:
+            self._check_coming(missing, deadline)
             time.sleep(_EVERY)
-        return store
+
+    def _check_coming(self, ranks: Sequence[int], deadline: float) -> None:
+        if gone := [rank for rank in ranks if self.ended(rank)]:
+            raise self._missing(gone, f"the worker of rank {gone[0]} {self.how_it_ended(gone[0])}")
+        if time.monotonic() > deadline:
+            raise self._missing(ranks, f"after {self.own.timeout:g} s")
 
     def _missing(self, ranks: Sequence[int], why: str) -> ResourceError:
         return ResourceError(
@@ -154,6 +180,13 @@ class Launcher:
         self.end()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _into(result: Future[object], function: Callable[..., object], *args: Any) -> None:
+    try:
+        result.set_result(function(*args))
+    except BaseException as error:
+        result.set_exception(error)
 
 
 class Processes(Launcher):
@@ -171,6 +204,10 @@ class Processes(Launcher):
             worker = Worker(f"{__name__}:work", start_method=USUAL_METHOD, preload=[__name__])
             self.workers.append(worker)
             worker.channel.send(0, 0, pickle.dumps(peer))
+
+    def begin(self, join: Callable[[Peer, Any], object]) -> None:
+        super().begin(join)
+        shutil.rmtree(str(self.folder))  # now: this process may be killed
 
 
 class Jobs(Launcher):
