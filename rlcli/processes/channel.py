@@ -59,14 +59,9 @@ class Channel:
         return sum(map(len, parts)) == _HEAD.unpack(NOTHING.join(head))[2]
 
     def send(
-        self,
-        kind: int,
-        turn: int = 0,
-        body: bytes = NOTHING,
-        *,
-        fds: Sequence[int] = (),
+        self, kind: int, turn: int = 0, body: bytes = NOTHING, *, fds: Sequence[int] = (),
         meanwhile: Callable[[], object] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Send a frame, then descriptors; each `give_up_after` calls `meanwhile`, which may raise and leave half."""
         if self._out[2]:
             self.finish(meanwhile)

@@ -64,20 +64,11 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
     _tried: Any = None  # shared, one number a worker: how far it has come in a try or a replay
 
     def __init__(
-        self,
-        recipes: Sequence[bytes],
-        *,
-        workers: int | None = None,
-        per_worker: int | str | None = None,
-        caller_steps: bool | None = None,
-        step_timeout: float | None = None,
-        on_worker_error: str = "raise",
-        start_method: str = "forkserver",
-        categorical: bool = False,
-        narrow: bool = False,
-        out_of_bounds: str = "count",
-        first: gym.Env | None = None,
-    ) -> None:
+        self, recipes: Sequence[bytes], *, workers: int | None = None, per_worker: int | str | None = None,
+        caller_steps: bool | None = None, step_timeout: float | None = None, on_worker_error: str = "raise",
+        start_method: str = "forkserver", categorical: bool = False, narrow: bool = False,
+        out_of_bounds: str = "count", first: gym.Env | None = None,
+    ) -> None:  # fmt: skip
         arguments.seconds("step_timeout", step_timeout)
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
         # env indices of each process; the caller's (`own`) come first

@@ -79,9 +79,7 @@ class Cluster:
                 reaper.clear_up()
                 raise
         self.address: str = self.ray.get_runtime_context().gcs_address
-        self.close = weakref.finalize(
-            self, _close, os.getpid(), self._over, None if theirs else self.ray, reaper
-        )  # fmt: skip
+        self.close = weakref.finalize(self, _close, os.getpid(), self._over, None if theirs else self.ray, reaper)
         threading.Thread(target=_look_at_head, args=(self.address, self._over), daemon=True).start()
 
     def _init(self, settings: Mapping[str, str], config: Mapping[str, Any], **given: Any) -> None:

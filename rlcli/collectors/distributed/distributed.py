@@ -63,18 +63,10 @@ class DistributedCollector(RemoteCollector):
     _settings: Any = None
 
     def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        sync: bool = False,
-        backend: str = "gloo",
-        launcher: str = "mp",
-        tcp_port: Any = None,
-        slurm_kwargs: Mapping[str, Any] | None = None,
-        timeout: float = 120.0,
-        **options: Any,
-    ) -> None:
+        self, create_env_fn: Any, policy: Any = None, *, sync: bool = False, backend: str = "gloo",
+        launcher: str = "mp", tcp_port: Any = None, slurm_kwargs: Mapping[str, Any] | None = None,
+        timeout: float = 120.0, **options: Any,
+    ) -> None:  # fmt: skip
         name = type(self).__name__
         arguments.choice("backend", backend, BACKENDS)
         refuse(not getattr(dist, f"is_{backend}_available")(), f"this torch has no {backend}",

@@ -65,22 +65,14 @@ class RayCollector(RemoteCollector):
     """
 
     def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        sync: bool = False,
-        num_collectors: int | None = None,
-        num_workers_per_collector: int = 1,
-        collector_class: Any = None,
+        self, create_env_fn: Any, policy: Any = None, *, sync: bool = False, num_collectors: int | None = None,
+        num_workers_per_collector: int = 1, collector_class: Any = None,
         collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        update_after_each_batch: bool = False,
-        max_weight_update_interval: int = -1,
-        timeout: float = 120.0,
+        update_after_each_batch: bool = False, max_weight_update_interval: int = -1, timeout: float = 120.0,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         makers = makers_of(create_env_fn, num_collectors, "num_collectors")
         self._each = arguments.count("num_workers_per_collector", num_workers_per_collector)
         _check_inner(collector_class, self._each, sync)
@@ -99,9 +91,7 @@ class RayCollector(RemoteCollector):
 
     def _remote(self, count: int) -> RayRemote:
         cpus = self._each * sum(each.get("num_cpus", 1) for each in self._resources)
-        return RayRemote(
-            cluster_of(None, cpus, self._init_config), REMOTE, self._resources, self._each, self._timeout
-        )  # fmt: skip
+        return RayRemote(cluster_of(None, cpus, self._init_config), REMOTE, self._resources, self._each, self._timeout)
 
     def _before_batch(self) -> None:
         if 0 < self._interval <= self._since and self._version == self.policy_version:

@@ -56,14 +56,9 @@ class MultiAsyncCollector(MultiProcessCollector):
     """
 
     def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        max_lag: int | None = None,
-        on_lag: str = "report",
+        self, create_env_fn: Any, policy: Any = None, *, max_lag: int | None = None, on_lag: str = "report",
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         arguments.choice("on_lag", on_lag, ON_LAG)
         self.max_lag = None if max_lag is None else counted("max_lag", max_lag, 0)
         refuse(self.max_lag is None and on_lag != "report", f"on_lag='{on_lag}' has no meaning without max_lag")

@@ -36,15 +36,9 @@ class CollectorWorkers(Owner):
     fix = "Fix the cause; a Collector shows it in one process."
 
     def __init__(
-        self,
-        sent: Sequence[WorkerSpec],
-        *,
-        rows: LocalRows | RemoteRows,
-        seed: int,
-        first_lane: int = 0,
-        all_lanes: int | None = None,
-        on_error: str = "raise",
-    ) -> None:
+        self, sent: Sequence[WorkerSpec], *, rows: LocalRows | RemoteRows, seed: int, first_lane: int = 0,
+        all_lanes: int | None = None, on_error: str = "raise",
+    ) -> None:  # fmt: skip
         arguments.choice("on_worker_error", on_error, POLICIES)
         self.sent, self.seed, self.on_error, self.rows = list(sent), seed, on_error, rows
         self.first_lane = first_lane  # number of the first worker's first env among all of the run
@@ -66,7 +60,7 @@ class CollectorWorkers(Owner):
             self.records = [
                 WorkerRecord(n, first, [-1] * n, index)
                 for index, (n, first) in enumerate(zip(counts, firsts, strict=False))
-            ]  # fmt: skip
+            ]
             for record in self.records:
                 record.at_most = rows.at_most
             self.about = self.processes.set_up("build", lambda self, only: self._build(only))

@@ -74,7 +74,7 @@ class LocalRows:
         self._signs = Region(signs_of(workers))
         weakref.finalize(self, os.close, self._signs.fd)
         self.attached: Sequence[Any] = [self._signs.fd]  # to the order that builds a worker's collector
-        self.count = self._signs.arrays["count"]  # of publications
+        self.count, self.stop = (self._signs.arrays[name] for name in ("count", "stop"))  # what workers are told
 
     def group(self, owner: Owner, on_error: str) -> WorkerGroup:
         start = partial(Worker, TARGET, start_method=self._start_method, preload=[TARGET.partition(":")[0]])
@@ -121,7 +121,7 @@ class RemoteRows:
     attached: Sequence[Any] = ()
 
     def __init__(self, workers: int, transport: Callable[[int], Remote]) -> None:
-        self._asked, self.count = [0] * workers, np.zeros(1, np.int64)
+        self._asked, self.count, self.stop = [0] * workers, np.zeros(1, np.int64), np.zeros(1, np.uint8)
         self._transport = transport
         self._carried: dict[str, tuple[bytes, Any]] = {}
 

@@ -1,12 +1,7 @@
-"""A collector in a process of its own: it writes batches, and says what lies in them.
+"""A collector in a process of its own: it writes batches (see `rows`), and says what lies in them.
 
-| rows lie in | which is | and go to the parent (`MultiProcessCollector`), which puts batches together |
-|---|---|---|
-| `SlotRows` | memory that the parent makes and shares | not at all, but for what no column was made for |
-| `OwnRows` | one batch of the worker's own, overwritten by the next | with the answer, all of them |
-
-What no column was made for: the successors of episodes that ended, the row that the next batch begins with, keys that
-nobody declared.
+What no column was made for goes with the answer: the successors of episodes that ended, the row that the next batch
+begins with, keys that nobody declared.
 """
 
 from __future__ import annotations
@@ -45,14 +40,17 @@ from rlcli.weight_update.publications import COUNT, Publications
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
 
-STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a batch is to end where it is
 TARGET = "rlcli.collectors.workers.worker:work"
 REMOTE = "rlcli.collectors.workers.worker:remote"  # of a `RemoteWorker`
 
 
 def signs_of(workers: int) -> Arrays:
-    """Return what is shown at any time: by workers the steps that they have taken, and that they run; publications."""
-    return {"clock": ((workers,), np.dtype(np.int64)), "beats": ((workers,), BEAT), **COUNT}
+    """Return what is shown at any time: by workers the steps that they have taken, and that they run; and to them.
+
+    They are told how many publications there are, and whether a batch is to end where it is.
+    """
+    by_all = {"clock": ((workers,), np.dtype(np.int64)), "beats": ((workers,), BEAT)}
+    return {**by_all, **COUNT, "stop": ((1,), np.dtype(np.uint8))}
 
 
 @dataclass(frozen=True)
@@ -201,6 +199,7 @@ class SlotRows:
         clock, beats = (signs[name][index : index + 1] for name in ("clock", "beats"))
         clock[0] = 0
         beat(beats)
+        self.stop = signs["stop"]
         return clock, Publications(signs["count"])
 
     def descriptor(self) -> int:
@@ -285,8 +284,8 @@ class CollectorWorker:
         return self.collector.shared_columns()
 
     def watch(self) -> None:
-        """End batches early from now on, where the parent says so in the memory that it sends."""
-        self.collector.watch(self.rows.arrays(STOP)["stop"])
+        """End batches early from now on, where the parent says so."""
+        self.collector.watch(self.rows.stop)
 
     def collect(
         self, steps: int, random_steps: int, timed: bool, *place: Any, weights: Mapping[str, bytes] | None = None
