@@ -11,7 +11,7 @@ import torch
 
 from rlcli import modules
 from rlcli.build.env import build_env
-from rlcli.build.ranks import first_lane
+from rlcli.build.ranks import first_lane, ranks_of
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
@@ -25,7 +25,7 @@ from rlcli.config.choices.collect import (
     RayOptions,
     UsersPolicyOptions,
 )
-from rlcli.config.choices.learn import RankConfig, StoredSliceOptions
+from rlcli.config.choices.learn import StoredSliceOptions
 from rlcli.config.installed import accelerator
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
@@ -56,8 +56,7 @@ def build_collector(
         "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),
     }  # fmt: skip
     first = first_lane(cfg)
-    if isinstance(cfg, Config) and isinstance(cfg.learner, RankConfig):
-        ranks = cfg.learner.world_size
+    if (ranks := ranks_of(cfg)) > 1:
         options |= {
             "first_lane": first, "all_lanes": ranks * cfg.env.num, "init_random_frames": c.init_random_frames // ranks,
             "total_frames": -(-cfg.total_frames // (ranks * cfg.env.num)) * cfg.env.num,
@@ -134,7 +133,7 @@ def shares(cfg: CollectConfig) -> list[range]:
     elif isinstance(asked, int):
         count = asked
     else:  # who learns while others collect needs a core as well
-        count = max(1, min(cores() - (c.kind == "multi_async"), cfg.env.num))
+        count = max(1, min(cores() // ranks_of(cfg) - (c.kind == "multi_async"), cfg.env.num))
     from rlcli.vec_envs.workers import dealt
 
     return dealt(cfg.env.num, count)
