@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -83,6 +85,17 @@ def build_collector(
     return MultiAsyncCollector(makers, actor, **apart, **options)
 
 
+def serve_as_rank(cfg: CollectConfig) -> None:
+    """Serve the run of rank 0, and exit, where torchrun started this process for that."""
+    c = cfg.collector
+    if isinstance(c, DistributedOptions) and c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
+        from rlcli.collectors.distributed.launch import REMOTE, SERVE, Launcher, Peer
+
+        size = len(shares(cfg)) + 1
+        Launcher(Peer(SERVE["distributed"], REMOTE, size, c.backend, c.timeout, path=tuple(sys.path)), {}).own.run()
+        sys.exit(0)
+
+
 def elsewhere(c: ElsewhereOptions, makers: Sequence[Any], actor: Any, options: dict[str, Any]) -> BaseCollector:
     """Return a collector whose workers are, or could be, on other machines."""
     from rlcli.collectors import distributed
@@ -132,6 +145,8 @@ def shares(cfg: CollectConfig) -> list[range]:
         count = 1
     elif isinstance(asked, int):
         count = asked
+    elif getattr(c, "launcher", "") == "torchrun":  # as many as it has started
+        count = max(1, min(int(os.environ.get("WORLD_SIZE", "1")) - 1, cfg.env.num))
     else:  # who learns while others collect needs a core as well
         count = max(1, min(cores() // ranks_of(cfg) - (c.kind == "multi_async"), cfg.env.num))
     from rlcli.vec_envs.workers import dealt

@@ -28,6 +28,7 @@ from rlcli.build.workload import envs_of, workload_of
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.faces import Face
 from rlcli.config import registry
+from rlcli.config.choices.collect import ElsewhereOptions, RayOptions
 from rlcli.config.option import as_choice, groups, value_at
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.config.validate import validate
@@ -170,12 +171,17 @@ def _forecast(
     rows, entries, peaks = tensors_of(run, collector, learning)
     modes = fit.modes_of(run.storage, rows, partial(estimates_of, run, learning.estimator))
     unknown = [f"the temporary memory of stage {p.stage} is not known: {p.unknown}" for p in peaks if p.unknown]
+    batch, store, sent = sum(e.bytes for e in entries if e.component == "rollout"), 0, None
+    if isinstance(cfg.collector, ElsewhereOptions):
+        sent = batch, parameter_bytes(None if learning.policy is None else learning.policy.actor)
+        if isinstance(cfg.collector, RayOptions) and run.envs.remote:  # batches that are ordered, and two versions
+            store = batch * max(2, run.written_ahead) + 2 * sent[1]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, run.mode, tuple(entries),
         per_end(rows, run.mode), out_of_step(rows), tuple(peaks), process | noise_of(rows),
-        workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
+        workers=envs.workers + store, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
         warnings=[*fit.warnings_for(run, rows, modes, _longest_episode(cfg)), *unknown],
-        networks=layers(learning.policy),
+        networks=layers(learning.policy), sent=sent,
     )  # fmt: skip
     if (ranks := ranks_of(cfg)) > 1:
         each = found.total + found.workers

@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rlcli.build.collector import devices
+from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.policy import cores_to_spare
 from rlcli.build.ranks import newest_of_all
 from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
@@ -62,6 +62,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
         raise ConfigError("only training and collecting runs can be resumed", where=str(path))
     check_imports(run)
     cfg = _in_its_folder(run, as_resumed(verb, run.config, overrides, where=str(run.path / "config.json")))
+    serve_as_rank(cfg)
     if isinstance(cfg, Config):
         with resumed_run(run) as stop:
             return TrainingRun(_go_on(run, cfg, overrides, stop, force).path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unread
-from rlcli.build.collector import devices
+from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
@@ -49,6 +49,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     StoppedSafely
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
+    serve_as_rank(cfg)
     cfg, chosen, first = settled(cfg)
     with (
         contextlib.closing(first),

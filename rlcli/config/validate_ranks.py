@@ -30,17 +30,17 @@ _WHY = {  # key -> its only value, and why
 
 def check_ranks(cfg: Any) -> Iterator[Problem]:
     """Yield what does not fit a learner of so many ranks, or the ranks that this process is one of."""
-    if not isinstance(cfg, Config):
-        return
-    n, rank, size = cfg.learner.world_size, os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
     elsewhere = getattr(cfg.collector, "launcher", "") == "torchrun"  # whose ranks those are
-    if rank is not None and size != "1" and not elsewhere:
+    if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1" and not elsewhere:
+        trains, size = isinstance(cfg, Config), os.environ["WORLD_SIZE"]
         yield Problem(
-            f"RANK={rank} of WORLD_SIZE={size} is set, as by torchrun, and each of those processes would begin a run",
-            f"start rlcli alone, with learner.world_size={size}: it starts the other ranks (or unset RANK, WORLD_SIZE)",
+            f"RANK={os.environ['RANK']} of WORLD_SIZE={size} is set, as by torchrun, and each of those processes would "
+            "begin a run of its own",
+            f"start rlcli alone{f', with learner.world_size={size}: it starts the other ranks itself' * trains} (or "
+            "unset RANK and WORLD_SIZE), or have them collect: collector=distributed collector.launcher=torchrun",
             only_here=True,
         )
-    if n == 1:
+    if not isinstance(cfg, Config) or (n := cfg.learner.world_size) == 1:
         return
     if cfg.collector.kind not in ("sync", "multi_sync"):
         yield Problem(

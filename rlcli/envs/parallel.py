@@ -230,7 +230,6 @@ class Apart(Stacked, Owner):
                 fix="Leave it out, or put the transforms outside: TransformedEnv(ParallelEnv(n, make_env), transform).",
             )  # fmt: skip
         self.parts, _ = shared_out(len(makers), workers, per_worker, False, on_worker_error)
-        self.step_timeout: float | None = None
         start = partial(Worker, TARGET, start_method=start_method, preload=[__name__])
         self.group = WorkerGroup(start, len(self.parts), owner=self)
         try:
@@ -254,9 +253,6 @@ class Apart(Stacked, Owner):
         given = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
         bodies = [packed((name, args)) for args in given.values()]
         return self.group.call(lambda owner, _: owner.group.order(CALL, bodies, only=[*given]))
-
-    def limit(self, index: int) -> float | None:
-        return self.step_timeout
 
     def refusal(self, lost: Lost) -> Exception:
         if not self.group.is_open:

@@ -133,10 +133,6 @@ class Channel:
             self.end.setsockopt(socket.SOL_SOCKET, direction, limit)
 
     # ---- descriptors ---------------------------------------------------------------------------------------------
-    def send_fd(self, fd: int) -> None:
-        """Send a file descriptor, for the other end to `receive_fd` next."""
-        self._patiently(lambda: socket.send_fds(self.end, [b"f"], [fd]))
-
     def receive_fd(self) -> int:
         room_for(1)
         messages: list[tuple[bytes, list[int], int, Any]] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
+from collections.abc import Iterator, Mapping
 
 from rlcli.errors import ResourceError
 
@@ -16,6 +18,19 @@ def become_worker() -> None:
     """Note that this process is a worker."""
     global in_worker
     in_worker = True
+
+
+@contextlib.contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Have these variables set for a while."""
+    before = {name: os.environ[name] for name in settings if name in os.environ}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name in settings:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def cores() -> int:

@@ -42,6 +42,7 @@ class Worker:
         parent_end, worker_end = socket.socketpair()
         self.channel = Channel(parent_end)
         self._exit: int | None = None
+        self._lock = threading.Lock()
         self._status: int | None = None
         try:
             if start_method == "fork":
@@ -57,22 +58,23 @@ class Worker:
 
     def exit_code(self, timeout: float = 0.0) -> int | None:
         """Return its exit code, `-signal` where one killed it; None while it lives, after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        while self._exit is None:
-            left = max(0.0, deadline - time.monotonic())
-            if self._status is None:
-                try:
-                    pid, how = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:  # somebody here waits for all children
-                    pid, how = self.pid, UNKNOWN << 8
-                if pid:
-                    self._exit = os.waitstatus_to_exitcode(how)
-                elif left:
-                    time.sleep(min(left, 0.005))
-            else:
-                self._read_status(left)
-            if not left:
-                break
+        with self._lock:  # a thread that waits for its answers may ask, while it is ended
+            deadline = time.monotonic() + timeout
+            while self._exit is None:
+                left = max(0.0, deadline - time.monotonic())
+                if self._status is None:
+                    try:
+                        pid, how = os.waitpid(self.pid, os.WNOHANG)
+                    except ChildProcessError:  # somebody here waits for all children
+                        pid, how = self.pid, UNKNOWN << 8
+                    if pid:
+                        self._exit = os.waitstatus_to_exitcode(how)
+                    elif left:
+                        time.sleep(min(left, 0.005))
+                else:
+                    self._read_status(left)
+                if not left:
+                    break
         return self._exit
 
     def _read_status(self, timeout: float) -> None:

@@ -199,9 +199,6 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
     def _place_of(self, index: int) -> str:
         return place_of(self, self.parts[self._beside + index])
 
-    def limit(self, index: int) -> float | None:
-        return self.step_timeout
-
     def progress(self, index: int, turn: int) -> object:
         return turn, None if self._tried is None else int(self._tried[index])
 

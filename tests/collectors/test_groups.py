@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 from face import refused
-from test_remote import VERSION, actor, cartpole, four, published, same
+from test_remote import VERSION, actor, cartpole, fatal, four, gru, published, same
 
 from rlcli.collectors import MultiSyncCollector
 from rlcli.collectors.distributed import (
@@ -27,42 +27,80 @@ from rlcli.collectors.distributed import (
 )
 from rlcli.errors import ArgumentError, EnvError, ResourceError
 
-OPTIONS = {"frames_per_batch": 160, "total_frames": 640, "seed": 3, "track_policy_version": True}
+OPTIONS = {"frames_per_batch": 160, "total_frames": 640, "seed": 3, "track_policy_version": True, "episode_seeds": True}
 
 
-def batches(collector, policy):
+KINDS = [DistributedCollector, RPCCollector]
+
+
+def step(collector, policy):
+    batch = collector.next().clone()
+    published(collector, policy)
+    return batch
+
+
+EQUAL = {
+    "full": (four, actor, {"next_obs": "full"}),
+    "delta": (four, actor, {"next_obs": "delta"}),
+    "single envs": (cartpole, actor, {"next_obs": "compact"}),
+    "recurrent, uneven": (four, gru, {"recurrent_state_stride": 16, "next_obs": "exact", "cat_results": 0,
+                                      "frames_per_batch": [40, 120]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EQUAL)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_give_what_workers_of_this_machine_give(kind, case):
+    """To the bit, stopped half-way and resumed there; nothing of the first group is left when the second begins."""
+    env, policy, more = EQUAL[case]
+    options, before = OPTIONS | more, dict(os.environ)
+    policies = policy(), policy()
+    away = partial(kind, [env] * 2, policies[1], sync=True, timeout=60, **options)
+    with MultiSyncCollector([env] * 2, policies[0], start_method="fork", **options) as here:
+        with away() as there:
+            folder = there.processes.remote._launcher.folder
+            assert not folder.exists()  # which a kill would leave
+            there.remember_episodes(1000)
+            for _ in range(2):
+                same(step(here, policies[0]), step(there, policies[1]))
+            refused(ArgumentError, "group already", away)
+            state = there.state_dict()
+        assert not dist.is_initialized() and os.environ == before
+        with away() as there:
+            there.remember_episodes(1000)
+            there.load_state_dict(state)
+            for _ in range(2):
+                same(mine := step(here, policies[0]), step(there, policies[1]))
+    assert int(mine[VERSION].max()) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_versions_advance_on_every_rank(kind):
+    policy = actor()
+    collector = kind([cartpole] * 2, policy, **OPTIONS | {"frames_per_batch": 32})
     with collector:
-        for batch in collector:
-            yield batch.clone()
-            published(collector, policy)
+        seen = [int(step(collector, policy)[VERSION].max()) for _ in range(20)]
+    assert max(seen) > 10 and seen[0] == 0
 
 
-def compare(kind, **options):
-    policies = actor(), actor()
-    local = MultiSyncCollector([four] * 2, policies[0], **OPTIONS | options)
-    away = kind([four] * 2, policies[1], sync=True, timeout=60, **OPTIONS | options)
-    count = 0
-    for mine, theirs in zip(batches(local, policies[0]), batches(away, policies[1]), strict=True):
-        same(mine, theirs)
-        count += 1
-    assert count == 4 and int(theirs[VERSION].max()) == 3
+def leaves(peer):
+    """A rank that ends before it has joined."""
+    peer.store()
+    os._exit(3)
 
 
-@pytest.mark.parametrize("next_obs", ["full", "compact"])
-def test_ranks_give_what_workers_of_this_machine_give(next_obs):
-    compare(DistributedCollector, next_obs=next_obs)
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_ends_before_it_joins_is_named(kind, monkeypatch):
+    monkeypatch.setattr(kind, "_serve", f"{__name__}:leaves")
+    refused(ResourceError, "rank exited code 3", lambda: kind([cartpole] * 2, frames_per_batch=32))
     assert not dist.is_initialized()
 
 
-def test_workers_by_rpc_give_it_too():
-    compare(RPCCollector, next_obs="exact")
-
-
-def test_versions_advance_on_every_rank():
-    policy = actor()
-    collector = DistributedCollector([cartpole] * 2, policy, **OPTIONS | {"frames_per_batch": 32})
-    seen = [int(batch[VERSION].max()) for batch in batches(collector, policy)]
-    assert len(seen) == 20 and max(seen) > 10 and seen[0] == 0
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_ranks_may_end_at_once(kind):
+    with kind([partial(fatal, "exits")] * 2, frames_per_batch=64, sync=True, seed=0) as c:
+        refused(EnvError, "worker exited code 7 env", c.next)
+    assert not dist.is_initialized()
 
 
 def test_a_rank_that_is_killed_is_named_at_once():
@@ -162,8 +200,8 @@ def test_who_does_not_come_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv(launch.MEETING, str(tmp_path))
     meet = partial(DistributedCollector, [cartpole] * 2, frames_per_batch=64, launcher="submitit_delayed", timeout=0.5)
     refused(ResourceError, "2 of workers ranks 1 submitit_delayed 0.5 s", meet)
-    with pytest.raises(ArgumentError, match="num_jobs=3"):
-        DistributedCollector([cartpole] * 3, frames_per_batch=66, launcher="submitit_delayed")
+    meet = partial(DistributedCollector, [cartpole] * 3, frames_per_batch=66, launcher="submitit_delayed")
+    refused(ArgumentError, "num_jobs=3", meet)
 
 
 def test_what_a_group_cannot_do_is_refused(tmp_path, monkeypatch):

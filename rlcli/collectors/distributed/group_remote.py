@@ -6,7 +6,6 @@ worker sends an order and waits for the answer: gloo tells of a peer's end only 
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import queue
 import threading
@@ -20,12 +19,13 @@ import torch.distributed as dist
 
 from rlcli.arguments import refuse
 from rlcli.collectors.distributed.launch import FOR_EVER, Launcher, Peer
-from rlcli.errors import DamagedDataError
+from rlcli.errors import DamagedDataError, in_words
 from rlcli.processes.messages import Seal, flat, split
+from rlcli.processes.process import environment
 from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
 
 _SIZES = 4  # of a message: kind, turn, bytes of the body, bytes in all
-_END = -1  # kind of the last order
+END = -1  # kind of the last order
 _JOIN = 5.0  # seconds for a thread to end in, whose peer cannot be killed
 
 
@@ -39,10 +39,11 @@ class Message(NamedTuple):
 class Link:
     """Send messages to one rank of the group, and receive what it sends."""
 
-    def __init__(self, rank: int, key: bytes, *, learner: bool, device: str) -> None:
-        ways = [b"learner", b"worker %d" % (rank if learner else dist.get_rank())]
+    def __init__(self, rank: int, peer: Peer, *, learner: bool) -> None:
+        ways = [b"learner", b"worker %d" % (rank if learner else peer.rank)]
         mine, theirs = ways if learner else reversed(ways)
-        self._rank, self._mine, self._theirs, self._device = rank, Seal(key, mine), Seal(key, theirs), device
+        self._rank, self._mine, self._theirs = rank, Seal(peer.key, mine), Seal(peer.key, theirs)
+        self._device = "cuda" if peer.backend == "nccl" else "cpu"
 
     def send(self, message: Message) -> None:
         sizes = [array.nbytes for array in message.arrays]
@@ -75,73 +76,54 @@ class _Rank:
     def __init__(self, rank: int, link: Link, remote: GroupRemote) -> None:
         self.rank, self._link, self._remote = rank, link, remote
         self._orders: queue.SimpleQueue[tuple[Message, Future[Answer]]] = queue.SimpleQueue()
-        self._futures: dict[int, Future[Answer]] = {}
-        self._lock, self._gone = threading.Lock(), ""
         self.thread = threading.Thread(target=self._run, name=f"rlcli rank {rank}", daemon=True)
         self.thread.start()
 
     def order(self, message: Message) -> Future[Answer]:
-        with self._lock:
-            if self._gone:
-                raise Gone(self._gone)
-            if message.turn in self._futures:
-                return self._futures[message.turn]
-            future = self._futures[message.turn] = Future()
-            self._orders.put((message, future))
+        future: Future[Answer] = Future()
+        self._orders.put((message, future))
         return future
 
     def _run(self) -> None:
+        gone = ""
         while True:
             message, future = self._orders.get()
-            try:
-                self._link.send(message)
-                if message.kind == _END:
-                    return
-                answer = self._link.receive()
-            except RuntimeError:
-                self._lose(self._remote.how_it_ended(self.rank))
+            if not gone:
+                try:
+                    self._link.send(message)
+                    if message.kind != END:
+                        answer = self._link.receive()
+                        future.set_result((answer.kind, answer.body, answer.arrays))
+                except RuntimeError:
+                    gone = self._remote.how_it_ended(self.rank)
+                except DamagedDataError as error:
+                    gone = f"sent what is not of this run ({error})"
+                except Exception as error:  # who waits would wait for ever
+                    gone = f"was lost ({in_words(error)})"
+            if message.kind == END:
                 return
-            except DamagedDataError as error:
-                self._lose(f"sent what is not of this run ({error})")
-                return
-            with self._lock:
-                del self._futures[message.turn]
-            future.set_result((answer.kind, answer.body, answer.arrays))
-
-    def _lose(self, how: str) -> None:
-        with self._lock:
-            self._gone = how
-            futures = list(self._futures.values())
-        for future in futures:
-            future.set_exception(Gone(how))
+            if gone:
+                future.set_exception(Gone(gone))
 
 
 class GroupRemote:
-    """Run workers as the ranks above 0 of the process's group: a `Remote`.
-
-    Raises
-    ------
-    ArgumentError
-        This process is in a group already.
-    ResourceError
-        Not all of them came.
-    """
+    """Run workers as the ranks above 0 of the process's group: a `Remote`; ResourceError where not all of them come."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher, self._ranks = launcher, list[_Rank]()
         try:
-            refuse(dist.is_initialized(), "this process is in a torch.distributed group already",
+            refuse(self._is_in_group(), f"this process is in a {self.framework} group already",
                    why="the collector makes one of its own",
                    fix="Shut down the other one first, or use a RayCollector.")  # fmt: skip
-            self._device = _join(launcher.own, launcher.begin())
+            with environment(launcher.own.interface):
+                launcher.begin(self._join)
         except BaseException:
             launcher.close()
             raise
 
     def start(self, index: int) -> _Rank:
         """Return the rank of a worker; there is one for each index, and never another."""
-        link = Link(index + 1, self._launcher.own.key, learner=True, device=self._device)
-        self._ranks.append(_Rank(index + 1, link, self))
+        self._ranks.append(_Rank(index + 1, self._link(index + 1), self))
         return self._ranks[-1]
 
     def submit(self, worker: _Rank, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
@@ -162,36 +144,46 @@ class GroupRemote:
     def close(self) -> None:
         """End all workers, and leave the group."""
         for worker in self._ranks:
-            with contextlib.suppress(Gone):
-                worker.order(Message(_END, 1 << 62, b""))
+            worker.order(Message(END, 1 << 62, b""))
         self._launcher.close()
         for worker in self._ranks:
             worker.thread.join(_JOIN)
-        if not any(worker.thread.is_alive() for worker in self._ranks):
-            dist.destroy_process_group()
+        if self._is_in_group() and not any(worker.thread.is_alive() for worker in self._ranks):
+            self._leave()
 
+    # ---- by framework --------------------------------------------------------------------------------------------
+    framework = "torch.distributed"
+    _is_in_group = staticmethod(dist.is_initialized)
 
-def _join(peer: Peer, store: Any) -> str:
-    """Join the group; return the device that its messages lie on."""
-    dist.init_process_group(peer.backend, store=store, rank=peer.rank, world_size=peer.size, timeout=FOR_EVER)
-    return "cuda" if peer.backend == "nccl" else "cpu"
+    @staticmethod
+    def _join(peer: Peer, store: Any) -> None:
+        dist.distributed_c10d._world.group_count = 0  # else one that was not joined counts, here and nowhere else
+        dist.init_process_group(peer.backend, store=store, rank=peer.rank, world_size=peer.size, timeout=FOR_EVER)
+
+    @staticmethod
+    def _leave() -> None:
+        dist.destroy_process_group()
+
+    def _link(self, rank: int) -> Any:
+        return Link(rank, self._launcher.own, learner=True)
 
 
 def serve(peer: Peer) -> None:
     """Carry out the orders of rank 0 until it says that there are no more, or ends."""
-    device = _join(peer, peer.store())
-    link, worker = Link(0, peer.key, learner=False, device=device), RemoteWorker(peer.target)
+    peer.meet(GroupRemote._join)
+    link, worker = Link(0, peer, learner=False), RemoteWorker(peer.target)
     try:
-        while (order := link.receive()).kind != _END:
-            body, names = pickle.loads(order.body)
-            carried = {name: array.data for name, array in zip(names, order.arrays, strict=True)}
-            link.send(Message(*_answer(worker, order, body, carried)))
+        while (order := link.receive()).kind != END:
+            link.send(answer(worker, order))
     except RuntimeError:  # rank 0 has ended
         pass
     finally:
         worker.close()
 
 
-def _answer(worker: RemoteWorker, order: Message, body: bytes, carried: Mapping[str, Any]) -> tuple[Any, ...]:
-    how, answer, arrays = worker.carry_out(order.turn, order.kind, body, carried)
-    return how, order.turn, answer, arrays
+def answer(worker: RemoteWorker, order: Message) -> Message:
+    """Have a worker carry out an order."""
+    body, names = pickle.loads(order.body)
+    carried: dict[str, Any] = {name: array.data for name, array in zip(names, order.arrays, strict=True)}
+    how, given, arrays = worker.carry_out(order.turn, order.kind, body, carried)
+    return Message(how, order.turn, given, arrays)

@@ -17,11 +17,15 @@ import os
 import pickle
 import secrets
 import shutil
+import signal
+import socket
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,7 @@ from rlcli.arguments import refuse
 from rlcli.collectors.workers.worker import REMOTE
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.channel import Channel
+from rlcli.processes.fork_server import ignore_terminal
 from rlcli.processes.worker import USUAL_METHOD, Worker, end
 
 BACKENDS = ("gloo", "nccl", "mpi")
@@ -43,7 +48,8 @@ _KEY = 32  # bytes
 _GRACE = 2.0  # seconds for processes to end in
 _EVERY = 0.05  # seconds between two looks at who has come
 FOR_EVER = datetime.timedelta(days=30)  # an order may take as long as it likes
-_HERE = "peer {}"
+_HERE, _JOINED = "peer {}", "joined {}"
+_LOOPBACK = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 @dataclass(frozen=True)
@@ -62,22 +68,36 @@ class Peer:
     rank: int = 0
     path: tuple[str, ...] = ()
 
+    @property
+    def interface(self) -> dict[str, str]:
+        """Environment in which the group is made."""
+        return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), _LOOPBACK) if self.loopback else {}
+
     def store(self) -> Any:
         """Return the store in which the ranks find each other, after this one said that it is here."""
-        if self.loopback:
-            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"
-        wait = datetime.timedelta(seconds=self.timeout)
+        limit = datetime.timedelta(seconds=self.timeout)
         if self.file is None:
-            store, _, _ = next(dist.rendezvous("env://", timeout=wait))
+            store, _, _ = next(dist.rendezvous("env://", timeout=limit))
             store = dist.PrefixStore("rlcli", store)
         else:
             store = dist.FileStore(self.file, self.size)
-        store.set_timeout(wait)
+        store.set_timeout(limit)
         store.set(_HERE.format(self.rank), b"")
         return store
 
+    def meet(self, join: Callable[[Peer, Any], object]) -> None:
+        """Say that this one is here, `join` the others, and say that, too."""
+        theirs = self.file is None  # torchrun hands signals to all its ranks, and rank 0 says what to do then
+        if theirs:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        join(self, store := self.store())
+        store.set(_JOINED.format(self.rank), b"")
+        if theirs:
+            ignore_terminal()
+
     def run(self) -> None:
         """Serve rank 0 until it ends, or closes the group."""
+        os.environ.update(self.interface)
         sys.path += [folder for folder in self.path if folder not in sys.path]
         module, _, name = self.serve.partition(":")
         getattr(importlib.import_module(module), name)(self)
@@ -91,23 +111,11 @@ def work(channel: Channel) -> None:
 
 
 class Launcher:
-    """Have the peers of rank 1 and above started, and know what became of them: here, by somebody else.
-
-    Parameters
-    ----------
-    peer : Peer
-        What all of them share.
-    slurm_kwargs : mapping
-        Options of `sbatch`, as submitit names them; ``folder``: where a folder for the jobs is made.
-
-    Raises
-    ------
-    ArgumentError
-        What the launcher needs is not there, or does not fit.
-    """
+    """Have the peers of rank 1 and above started, like `peer`, and know what became of them: here, by somebody else."""
 
     name = "torchrun"
     folder: Path | None = None  # which ends with the collector
+    workers: Any = ()  # processes of this machine
 
     def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
         size, there = peer.size, os.environ.get("WORLD_SIZE")
@@ -123,33 +131,49 @@ class Launcher:
         """Start them."""
 
     def how_it_ended(self, rank: int) -> str:
-        return "closed its connection"
+        return self.workers[rank - 1].how_it_ended() if self.workers else "closed its connection"
 
     def ended(self, rank: int) -> bool:
         """Say whether a peer is known to have ended."""
-        return False
+        return bool(self.workers) and self.workers[rank - 1].exit_code() is not None
 
     def kill(self, rank: int) -> None:
         """End a peer at once, where that can be done."""
+        if self.workers:
+            self.workers[rank - 1].kill()
 
     def end(self) -> None:
         """End all that are left."""
+        end(self.workers, _GRACE)
 
-    def begin(self) -> Any:
-        """Start the peers, wait until they have come, and return the store; ResourceError names who has not."""
+    def begin(self, join: Callable[[Peer, Any], object]) -> None:
+        """Start the peers, wait until they have come, and `join` them; ResourceError names who has not."""
+        deadline = time.monotonic() + self.own.timeout
         try:
             store = self.own.store()
         except dist.DistError as error:
             raise self._missing([], in_words(error)) from error
-        missing, deadline = list(range(1, self.own.size)), time.monotonic() + self.own.timeout
-        self.launch([replace(self.own, rank=rank) for rank in missing])
-        while missing := [rank for rank in missing if not store.check([_HERE.format(rank)])]:
-            if gone := [rank for rank in missing if self.ended(rank)]:
-                raise self._missing(missing, f"the worker of rank {gone[0]} {self.how_it_ended(gone[0])}")
-            if time.monotonic() > deadline:
-                raise self._missing(missing, f"after {self.own.timeout:g} s")
+        ranks = list(range(1, self.own.size))
+        self.launch([replace(self.own, rank=rank) for rank in ranks])
+        self._await(store, _HERE, deadline)
+        joined = Future[object]()  # by a thread: it may wait for ever, for one that ends before it is joined
+        threading.Thread(target=_into, args=(joined, join, self.own, store), daemon=True).start()
+        while not wait([joined], _EVERY).done:
+            self._check_coming(ranks, deadline)
+        joined.result()
+        self._await(store, _JOINED, deadline)
+
+    def _await(self, store: Any, key: str, deadline: float) -> None:
+        missing = list(range(1, self.own.size))
+        while missing := [rank for rank in missing if not store.check([key.format(rank)])]:
+            self._check_coming(missing, deadline)
             time.sleep(_EVERY)
-        return store
+
+    def _check_coming(self, ranks: Sequence[int], deadline: float) -> None:
+        if gone := [rank for rank in ranks if self.ended(rank)]:
+            raise self._missing(gone, f"the worker of rank {gone[0]} {self.how_it_ended(gone[0])}")
+        if time.monotonic() > deadline:
+            raise self._missing(ranks, f"after {self.own.timeout:g} s")
 
     def _missing(self, ranks: Sequence[int], why: str) -> ResourceError:
         return ResourceError(
@@ -163,6 +187,13 @@ class Launcher:
         self.end()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _into(result: Future[object], function: Callable[..., object], *args: Any) -> None:
+    try:
+        result.set_result(function(*args))
+    except BaseException as error:
+        result.set_exception(error)
 
 
 class Processes(Launcher):
@@ -181,17 +212,9 @@ class Processes(Launcher):
             self.workers.append(worker)
             worker.channel.send(0, 0, pickle.dumps(peer))
 
-    def how_it_ended(self, rank: int) -> str:
-        return self.workers[rank - 1].how_it_ended()
-
-    def ended(self, rank: int) -> bool:
-        return self.workers[rank - 1].exit_code() is not None
-
-    def kill(self, rank: int) -> None:
-        self.workers[rank - 1].kill()
-
-    def end(self) -> None:
-        end(self.workers, _GRACE)
+    def begin(self, join: Callable[[Peer, Any], object]) -> None:
+        super().begin(join)
+        shutil.rmtree(str(self.folder))  # now: this process may be killed
 
 
 class Jobs(Launcher):
@@ -298,7 +321,11 @@ def shared_key() -> bytes:
 
 
 # ---- jobs beside the one that learns -----------------------------------------------------------------------------
-class submitit_delayed_launcher:
+def submitit_delayed_launcher(
+    num_jobs: int, framework: str = "distributed", backend: str = "gloo", tcpport: Any = None,
+    submitit_main_conf: Mapping[str, Any] | None = None, submitit_collection_conf: Mapping[str, Any] | None = None,
+    folder: str | os.PathLike[str] | None = None, timeout: float = 3600.0,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Submit a main function as a job, and beside it the jobs that its collector's workers are.
 
     The collector in it has ``launcher="submitit_delayed"``, and `num_jobs` workers. Jobs find each other by a file in
@@ -330,35 +357,29 @@ class submitit_delayed_launcher:
     ArgumentError
         There is no submitit, or no SLURM.
     """
+    arguments.choice("framework", framework, SERVE)
+    arguments.choice("backend", backend, BACKENDS)
+    count, collection = arguments.count("num_jobs", num_jobs), dict(submitit_collection_conf or {})
+    parent = folder or os.getcwd()
 
-    def __init__(
-        self, num_jobs: int, framework: str = "distributed", backend: str = "gloo", tcpport: Any = None,
-        submitit_main_conf: Mapping[str, Any] | None = None, submitit_collection_conf: Mapping[str, Any] | None = None,
-        folder: str | os.PathLike[str] | None = None, timeout: float = 3600.0,
-    ) -> None:  # fmt: skip
-        arguments.choice("framework", framework, SERVE)
-        arguments.choice("backend", backend, BACKENDS)
-        self._count, self._framework, self._backend = arguments.count("num_jobs", num_jobs), framework, backend
-        self._main, self._collection = dict(submitit_main_conf or {}), dict(submitit_collection_conf or {})
-        self._parent, self._timeout = folder or os.getcwd(), timeout
-
-    def __call__(self, main: Callable[..., Any]) -> Callable[..., Any]:
+    def decorated(main: Callable[..., Any]) -> Callable[..., Any]:
         def submit(*args: Any, **kwargs: Any) -> Any:
-            folder = own_folder(self._parent)
-            main_jobs = executor_of(folder, self._main)
-            others = executor_of(folder, self._collection)
+            folder = own_folder(parent)
+            main_jobs, others = (executor_of(folder, conf) for conf in (submitit_main_conf or {}, collection))
             key = secrets.token_bytes(_KEY)
             (folder / "key").write_bytes(key)
-            (folder / "jobs").write_text(str(self._count))
+            (folder / "jobs").write_text(str(count))
             peer = Peer(
-                SERVE[self._framework], REMOTE, self._count + 1, self._backend, self._timeout, key,
-                file=str(folder / "meet"), loopback=self._collection.get("cluster") == "local", path=tuple(sys.path),
+                SERVE[framework], REMOTE, count + 1, backend, timeout, key, file=str(folder / "meet"),
+                loopback=collection.get("cluster") == "local", path=tuple(sys.path),
             )  # fmt: skip
             job = main_jobs.submit(_main, str(folder), main, args, kwargs)
             others.map_array(Peer.run, [replace(peer, rank=rank) for rank in range(1, peer.size)])
             return job
 
         return submit
+
+    return decorated
 
 
 def _main(folder: str, main: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

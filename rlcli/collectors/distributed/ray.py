@@ -10,16 +10,15 @@ from rlcli.arguments import refuse
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.distributed.cluster import cluster_of
 from rlcli.collectors.distributed.ray_remote import RayRemote
-from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
+from rlcli.collectors.workers.asynchronous import MultiAsyncCollector, RemoteCollector
 from rlcli.collectors.workers.each import makers_of, own_length
-from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
 
 _INNER = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
-class RayCollector(MultiProcessCollector):
+class RayCollector(RemoteCollector):
     """Collect by workers on a Ray cluster: `MultiSyncCollector` with ``sync=True``, `MultiAsyncCollector` without.
 
     Batches, seeds and ids are those of the local ones to the bit. A batch is copied once, out of Ray's store, which is
@@ -64,9 +63,6 @@ class RayCollector(MultiProcessCollector):
     EnvError
         A worker ended; and whatever an env raises in one.
     """
-
-    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RayCollector:
-        return object.__new__((_RaySync if sync else _RayAsync) if cls is RayCollector else cls)
 
     def __init__(
         self,
@@ -114,14 +110,6 @@ class RayCollector(MultiProcessCollector):
             self._version, self._since = self.policy_version, 0
         self._since += 1
         super()._before_batch()
-
-
-class _RaySync(RayCollector, MultiSyncCollector):
-    pass
-
-
-class _RayAsync(RayCollector, MultiAsyncCollector):
-    pass
 
 
 def _check_inner(kind: Any, workers: int, sync: bool) -> None:

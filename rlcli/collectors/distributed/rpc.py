@@ -2,115 +2,111 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import queue
+import warnings
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch.distributed import rpc
+from torch.futures import Future
 
 from rlcli.collectors.distributed.distributed import DistributedCollector
-from rlcli.collectors.distributed.launch import SERVE, Launcher, Peer
-from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
-from rlcli.collectors.workers.sync import MultiSyncCollector
+from rlcli.collectors.distributed.group_remote import END, GroupRemote, Message, answer
+from rlcli.collectors.distributed.launch import SERVE, Peer
 from rlcli.processes.messages import flat, split
-from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
+from rlcli.processes.remote_group import RemoteWorker
 
 _EVERY = 1.0  # seconds between two looks at whether rank 0 is there
-_worker: RemoteWorker  # of this process, where it serves
-_ended = threading.Event()
+_orders: queue.SimpleQueue[tuple[Message, Future[Any]]] = queue.SimpleQueue()  # of this process, where it serves
 
 
-class RPCRemote:
+class RPCRemote(GroupRemote):
     """Run workers as peers of an RPC group: a `Remote`. Arrays go as one flat tensor, which RPC sends as it lies."""
 
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+    framework = "torch.distributed.rpc"
+
+    @staticmethod
+    def _is_in_group() -> bool:
         try:
-            launcher.begin()
-            _join(launcher.own)
-        except BaseException:
-            launcher.close()
-            raise
+            return bool(rpc.get_worker_info())
+        except RuntimeError:
+            return False
 
-    def start(self, index: int) -> str:
-        """Return the name of a worker."""
-        return _name(index + 1)
+    @staticmethod
+    def _join(peer: Peer, store: Any) -> None:
+        where = "env://" if peer.file is None else f"file://{peer.file}.rpc"
+        options = rpc.TensorPipeRpcBackendOptions(init_method=where, rpc_timeout=peer.timeout, **peer.settings)
+        # of groups so far, which RPC supposes to be the same in all processes: new ones would wait for ever
+        rpc._init_counter = 0
+        rpc.api._all_gather_sequence_id.clear()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "You are using a Backend")  # which RPC does itself
+            rpc.init_rpc(_name(peer.rank), rank=peer.rank, world_size=peer.size, rpc_backend_options=options)
 
-    def submit(self, worker: str, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
-        """Have a worker carry out an order; see `Remote.submit`."""
-        answer: Future[Answer] = Future()
-        there = rpc.rpc_async(worker, _carry_out, (turn, kind, body, dict(carried)), timeout=0)
+    @staticmethod
+    def _leave() -> None:
+        rpc.shutdown(graceful=False)
 
-        def come(done: Any) -> None:
-            try:
-                how, given, sizes, piece = done.value()
-            except RuntimeError:
-                answer.set_exception(Gone(self._launcher.how_it_ended(_rank(worker))))
-                return
-            answer.set_result((how, given, split(piece.numpy(), sizes)))
+    def _link(self, rank: int) -> Any:
+        return _Calls(_name(rank))
 
-        there.add_done_callback(come)
-        return answer
 
-    def carry(self, message: bytes) -> torch.Tensor:
-        """Return a message as orders take it."""
-        return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+class _Calls:
+    """Send messages to one peer, as calls, and receive what they return."""
 
-    def kill(self, worker: str) -> None:
-        """End a worker at once, where its launcher can."""
-        self._launcher.kill(_rank(worker))
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    def close(self) -> None:
-        """End all workers, and leave the group."""
-        for rank in range(1, self._launcher.own.size):
-            with contextlib.suppress(RuntimeError):  # it has ended
-                rpc.rpc_async(_name(rank), _end, timeout=0)
-        self._launcher.close()
-        with contextlib.suppress(RuntimeError):  # peers that have ended
-            rpc.shutdown(graceful=False)
+    def send(self, message: Message) -> None:
+        self._answer: Any = rpc.rpc_async(self._name, _carry_out, (_sent(message),), timeout=0)
+
+    def receive(self) -> Message:
+        return _received(self._answer.wait())
 
 
 def _name(rank: int) -> str:
     return f"rank{rank}"
 
 
-def _rank(name: str) -> int:
-    return int(name.removeprefix("rank"))
+def _sent(message: Message) -> tuple[Any, ...]:
+    return *message[:3], [array.nbytes for array in message.arrays], torch.from_numpy(flat(message.arrays))
 
 
-def _join(peer: Peer) -> None:
-    where = "env://" if peer.file is None else f"file://{peer.file}.rpc"
-    options = rpc.TensorPipeRpcBackendOptions(init_method=where, rpc_timeout=peer.timeout, **peer.settings)
-    rpc.init_rpc(_name(peer.rank), rank=peer.rank, world_size=peer.size, rpc_backend_options=options)
+def _received(sent: tuple[Any, ...]) -> Message:
+    kind, turn, body, sizes, piece = sent
+    return Message(kind, turn, body, split(piece.numpy(), sizes))
+
+
+@rpc.functions.async_execution
+def _carry_out(sent: tuple[Any, ...]) -> Future[Any]:
+    come = Future[Any]()
+    _orders.put((_received(sent), come))
+    return come
 
 
 def serve(peer: Peer) -> None:
-    """Carry out the orders of rank 0 until it says that there are no more, or ends."""
-    global _worker
-    peer.store()
-    _worker = RemoteWorker(peer.target)
-    _join(peer)
+    """Carry out the orders of rank 0 until it says that there are no more, or ends.
+
+    Calls come on threads of RPC's, several at once; they are carried out here, one after the other.
+    """
+    peer.meet(RPCRemote._join)
+    worker = RemoteWorker(peer.target)
     try:
-        while not _ended.wait(_EVERY):
-            rpc.rpc_sync(_name(0), int, timeout=peer.timeout)
+        while True:
+            try:
+                order, come = _orders.get(timeout=_EVERY)
+            except queue.Empty:
+                rpc.rpc_sync(_name(0), int, timeout=0)
+                continue
+            if order.kind == END:
+                break
+            come.set_result(_sent(answer(worker, order)))
     except RuntimeError:  # rank 0 has ended
         pass
     finally:
-        _worker.close()
+        worker.close()
         rpc.shutdown(graceful=False)
-
-
-def _end() -> None:
-    _ended.set()
-
-
-def _carry_out(turn: int, kind: int, body: bytes, carried: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-    messages: dict[str, Any] = {name: x.numpy().data for name, x in carried.items()}
-    how, answer, arrays = _worker.carry_out(turn, kind, body, messages)
-    return how, answer, [array.nbytes for array in arrays], torch.from_numpy(flat(arrays))
 
 
 class RPCCollector(DistributedCollector):
@@ -122,10 +118,7 @@ class RPCCollector(DistributedCollector):
         Of `TensorPipeRpcBackendOptions`.
     """
 
-    _serve = SERVE["rpc"]
-
-    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RPCCollector:
-        return object.__new__((_RPCSync if sync else _RPCAsync) if cls is RPCCollector else cls)
+    _serve, _remote = SERVE["rpc"], RPCRemote
 
     def __init__(
         self, create_env_fn: Any, policy: Any = None, *, tensorpipe_options: Mapping[str, Any] | None = None,
@@ -133,17 +126,6 @@ class RPCCollector(DistributedCollector):
     ) -> None:  # fmt: skip
         self._settings = dict(tensorpipe_options or {})
         super().__init__(create_env_fn, policy, **options)
-
-    def _remote(self, launcher: Launcher) -> RPCRemote:
-        return RPCRemote(launcher)
-
-
-class _RPCSync(RPCCollector, MultiSyncCollector):
-    pass
-
-
-class _RPCAsync(RPCCollector, MultiAsyncCollector):
-    pass
 
 
 RPCDataCollector = RPCCollector  # an older spelling

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -292,6 +293,19 @@ class MultiCollector(MultiProcessCollector):
 
     def __new__(cls, *given: Any, sync: bool = True, **options: Any) -> MultiProcessCollector:  # type: ignore[misc]
         return (MultiSyncCollector if sync else MultiAsyncCollector)(*given, **options)
+
+
+class RemoteCollector(MultiProcessCollector):
+    """Base of collectors with workers elsewhere: each is one of the two kinds, as its option `sync` says."""
+
+    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RemoteCollector:
+        return object.__new__(_kind(cls, sync))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _kind(cls: type, sync: bool) -> type:
+    kinds = MultiSyncCollector, MultiAsyncCollector
+    return cls if issubclass(cls, kinds) else type(cls.__name__, (cls, kinds[not sync]), {"__module__": cls.__module__})
 
 
 MultiaSyncDataCollector, aSyncDataCollector = MultiAsyncCollector, AsyncCollector  # older spellings

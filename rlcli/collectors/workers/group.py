@@ -64,9 +64,11 @@ class CollectorWorkers(Owner):
             firsts = np.cumsum([0, *counts]).tolist()
             self.all_lanes = firsts[-1] + first_lane if all_lanes is None else all_lanes
             self.records = [
-                rows.record(n, first, [-1] * n, index)
+                WorkerRecord(n, first, [-1] * n, index)
                 for index, (n, first) in enumerate(zip(counts, firsts, strict=False))
             ]  # fmt: skip
+            for record in self.records:
+                record.at_most = rows.at_most
             self.about = self.processes.set_up("build", lambda self, only: self._build(only))
             self.name = self.about[0]["name"]
         except BaseException:
@@ -240,7 +242,12 @@ class CollectorWorkers(Owner):
 
     def follow(self, name: str, receiver: Callable[[], tuple[bytes, Sequence[Any]]]) -> None:
         """Make all workers, replacements too, adopt what `receiver`, an order with attachments, brings."""
-        self.processes.set_up(f"follow {name}", _followed(receiver))
+
+        def follow(self: CollectorWorkers, only: Sequence[int]) -> list[Any]:
+            body, attachments = receiver()
+            return self.processes.order(CALL, body, only=only, attachments=attachments)
+
+        self.processes.set_up(f"follow {name}", follow)
 
     def post(self, messages: Mapping[str, bytes]) -> None:
         """Send the workers versions of some models with their next orders."""
@@ -324,14 +331,6 @@ class CollectorWorkers(Owner):
 def _to_all(name: str, *args: Any, **settings: Any) -> Call:
     body = packed((name, args, settings))
     return lambda owner, only: owner.processes.order(CALL, body, only=only)
-
-
-def _followed(receiver: Callable[[], tuple[bytes, Sequence[Any]]]) -> Call:
-    def follow(owner: CollectorWorkers, only: Sequence[int]) -> list[Any]:
-        body, attachments = receiver()
-        return owner.processes.order(CALL, body, only=only, attachments=attachments)
-
-    return follow
 
 
 def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:

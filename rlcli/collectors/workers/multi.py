@@ -162,7 +162,7 @@ class MultiProcessCollector(BaseCollector):
             if self._schema.next == CODED:
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
-            self._models = WorkerModels(self.group, self.policy, weight_sync_schemes, self.group.rows.scheme())
+            self._models = WorkerModels(self.group, self.policy, weight_sync_schemes)
             self._weights = Publisher(self._models)
             self.outside = Outside()
             self._reuse = parent.reuse_batch
@@ -353,7 +353,8 @@ class MultiProcessCollector(BaseCollector):
     def figures(self) -> dict[str, Any]:
         """Return figures for a closing report; see `Collector.figures`."""
         figures: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
-        figures["workers"] = [dataclasses.asdict(record) for record in self.group.records]
+        most = {"at_most": self.group.rows.at_most} if self.group.rows.at_most else {}
+        figures["workers"] = [dataclasses.asdict(record) | most for record in self.group.records]
         return figures if self.delta is None else figures | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------
