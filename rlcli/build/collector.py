@@ -13,7 +13,7 @@ import torch
 
 from rlcli import modules
 from rlcli.build.env import build_env
-from rlcli.build.ranks import first_lane
+from rlcli.build.ranks import first_lane, ranks_of
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
@@ -27,7 +27,7 @@ from rlcli.config.choices.collect import (
     RayOptions,
     UsersPolicyOptions,
 )
-from rlcli.config.choices.learn import RankConfig, StoredSliceOptions
+from rlcli.config.choices.learn import StoredSliceOptions
 from rlcli.config.installed import accelerator
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
@@ -58,8 +58,7 @@ def build_collector(
         "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),
     }  # fmt: skip
     first = first_lane(cfg)
-    if isinstance(cfg, Config) and isinstance(cfg.learner, RankConfig):
-        ranks = cfg.learner.world_size
+    if (ranks := ranks_of(cfg)) > 1:
         options |= {
             "first_lane": first, "all_lanes": ranks * cfg.env.num, "init_random_frames": c.init_random_frames // ranks,
             "total_frames": -(-cfg.total_frames // (ranks * cfg.env.num)) * cfg.env.num,
@@ -149,7 +148,7 @@ def shares(cfg: CollectConfig) -> list[range]:
     elif getattr(c, "launcher", "") == "torchrun":  # as many as it has started
         count = max(1, min(int(os.environ.get("WORLD_SIZE", "1")) - 1, cfg.env.num))
     else:  # who learns while others collect needs a core as well
-        count = max(1, min(cores() - (c.kind == "multi_async"), cfg.env.num))
+        count = max(1, min(cores() // ranks_of(cfg) - (c.kind == "multi_async"), cfg.env.num))
     from rlcli.vec_envs.workers import dealt
 
     return dealt(cfg.env.num, count)

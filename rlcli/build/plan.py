@@ -22,14 +22,13 @@ from rlcli.build.env import build_env, lanes_of
 from rlcli.build.env_mode import settled
 from rlcli.build.init_rows import count_init_rows
 from rlcli.build.policy import choose_threads
-from rlcli.build.ranks import share_of
+from rlcli.build.ranks import ranks_of, share_of
 from rlcli.build.trained_run import policy_to_look_at
 from rlcli.build.workload import envs_of, workload_of
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.faces import Face
 from rlcli.config import registry
 from rlcli.config.choices.collect import ElsewhereOptions, RayOptions
-from rlcli.config.choices.learn import RankConfig
 from rlcli.config.option import as_choice, groups, value_at
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.config.validate import validate
@@ -184,8 +183,8 @@ def _forecast(
         warnings=[*fit.warnings_for(run, rows, modes, _longest_episode(cfg)), *unknown],
         networks=layers(learning.policy), sent=sent,
     )  # fmt: skip
-    if isinstance(cfg, Config) and isinstance(cfg.learner, RankConfig):
-        ranks, each = cfg.learner.world_size, found.total + found.workers
+    if (ranks := ranks_of(cfg)) > 1:
+        each = found.total + found.workers
         found = dataclasses.replace(found, ranks=ranks, workers=ranks * each - found.total)
     return dataclasses.replace(found, places=fit.places_of(run, found, limit))
 

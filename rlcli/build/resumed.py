@@ -111,10 +111,10 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
     with contextlib.ExitStack() as stack:
         with stop.at_once(lambda: f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
             more = {}
-            if isinstance(cfg, Config) and cfg.learner.world_size > 1:
-                from rlcli.build.training import rank_0
+            if isinstance(cfg, Config):
+                from rlcli.build.training import start_ranks
 
-                more["ranks"] = rank_0(cfg, run, stack, saved.path)
+                more["ranks"] = start_ranks(cfg, run, stack, saved.path)
             job = make(cfg, run, stop, resume_at=frames, **more)
         stack.enter_context(job.reporter)
         with different.taking_over(run):
