@@ -9,7 +9,7 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.distributed.cluster import cluster_of
-from rlcli.collectors.distributed.ray_remote import RayRemote
+from rlcli.collectors.distributed.ray_remote import RayRemote, amounts_of
 from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
 from rlcli.collectors.workers.each import makers_of, own_length
 from rlcli.collectors.workers.multi import MultiProcessCollector
@@ -89,6 +89,10 @@ class RayCollector(MultiProcessCollector):
         self._each = arguments.count("num_workers_per_collector", num_workers_per_collector)
         _check_inner(collector_class, self._each, sync)
         self._resources = _of_each("remote_configs", remote_configs or {"num_cpus": 1}, len(makers))
+        for each in self._resources:
+            asked = amounts_of(each).values()
+            refuse(not asked or min(asked) <= 0, "a worker in remote_configs asks for no resource", why=f"{each}",
+                   fix="Give num_cpus, num_gpus, memory or resources: {'num_cpus': 1}.")  # fmt: skip
         self._init_config, self._timeout = ray_init_config, timeout
         self._interval = max_weight_update_interval
         self._version = self._since = 0  # newest, and batches with it
