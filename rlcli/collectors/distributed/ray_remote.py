@@ -48,9 +48,10 @@ class RayRemote:
         self._store: float = sum(
             each["Resources"].get("object_store_memory", 0) for each in self._ray.nodes() if each["NodeID"] == node
         )
-        bundles = [{name: together * amount for name, amount in _amounts(each).items()} for each in resources]
-        self._place: Any = placement_group(bundles, strategy="SPREAD")
+        bundles = [{name: together * amount for name, amount in amounts_of(each).items()} for each in resources]
+        self._place: Any = None
         try:
+            self._place = placement_group(bundles, strategy="SPREAD")
             left = timeout
             while not self._place.wait(min(_LOOK, left)):
                 if (left := left - _LOOK) <= 0:
@@ -58,7 +59,8 @@ class RayRemote:
                         f"the Ray cluster has no room for {len(bundles)} x {_listed(bundles[0])}",
                         where=cluster.address,
                         why=f"after {timeout:g} s it has {_listed(self._ray.available_resources())} free",
-                        fix="Use fewer workers, ask for less for each, or add nodes.",
+                        fix="Use fewer workers, ask for less for each, add nodes, or begin with a larger cluster: "
+                        "ray_init_config={'num_cpus': N}.",
                     )
         except BaseException:
             self.close()
@@ -68,10 +70,16 @@ class RayRemote:
         """Start an actor; what is wrong with its node is told by its first answer."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        if not self._ray.is_initialized():  # Ray would start another cluster
+            raise ResourceError("the Ray cluster was shut down, and a worker is lost", where=self.cluster.address,
+                                fix="Leave ray.shutdown() to the collector, and make a new one.")  # fmt: skip
         bundle = index // self.together
         place = PlacementGroupSchedulingStrategy(self._place, placement_group_bundle_index=bundle)
         options = {**self.resources[bundle], "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": place}
-        worker = self._ray.remote(**options)(RayWorker).remote(self.target, versions())
+        try:
+            worker = self._ray.remote(**options)(RayWorker).remote(self.target, versions())
+        except (TypeError, ValueError) as error:
+            raise ArgumentError("remote_configs is not what ray.remote takes", why=in_words(error)) from None
         self._workers.add(worker)
         return worker
 
@@ -110,13 +118,11 @@ class RayRemote:
         """End all actors, and leave the cluster."""
         from ray.util import remove_placement_group
 
-        place, self._place = self._place, None
-        if place is None:
-            return
         if self.cluster.answers():
             for worker in list(self._workers):
                 self.kill(worker)
-            remove_placement_group(place)
+            if self._place is not None:
+                remove_placement_group(self._place)
         self.cluster.leave()
 
 
@@ -172,7 +178,7 @@ def _how_it_ended(error: BaseException) -> str:
     return "ended unexpectedly" if "SYSTEM_ERROR" in text else f"was lost ({in_words(error, 200)})"
 
 
-def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
+def amounts_of(resources: Mapping[str, Any]) -> dict[str, float]:
     """Return what an actor's options ask for, by Ray's names of resources."""
     usual = {_NAMES[name]: value for name, value in resources.items() if name in _NAMES and value}
     return usual | dict(resources.get("resources") or {})
