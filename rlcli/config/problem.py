@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rlcli.errors import ConfigError
 
-_NEAR = 0.6  # below this likeness a hint misleads more than it helps
+_NEAR = 0.6  # up to this likeness a hint misleads more than it helps
 _CLOSE_CALL = 0.06  # names this much less like than the best one are named too
 READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no text where they stand bare
 
@@ -50,7 +50,7 @@ def nearest(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
     """Return at most `limit` of `names` close to a word, best first; a last part matches too: `lr` finds `optim.lr`."""
     scores = {name: _likeness(word.lower(), name.lower()) for name in names}
     best = max(scores.values(), default=0.0)
-    near = [name for name, score in scores.items() if score >= max(_NEAR, best - _CLOSE_CALL)]
+    near = [name for name, score in scores.items() if score > _NEAR and score >= best - _CLOSE_CALL]
     return sorted(near, key=lambda name: -scores[name])[:limit]
 
 

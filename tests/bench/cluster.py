@@ -7,8 +7,9 @@ side's processes, daemons of its cluster included, and the wall clock beside it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,23 +41,20 @@ _COMPARED = ("slow", "cartpole")
 
 
 def measure(settings: dict[str, Any]) -> Report:
-    """Run the parts that `parts` names."""
+    """Run the part that is asked for, or all."""
     report = Report("cluster", settings, unit="frame")
     if find_spec("ray") is None:
         report.leave_out("ray", "ray")
     report.note("RLlib is left out: ray[rllib] pins a gymnasium of its own")
-    for part in settings["parts"].split(","):
-        if part in _COMPARED:
-            _speed(report, part)
-        elif find_spec("ray") is not None:
-            {"bytes": _bytes, "weights": _weights}[part](report)
+    for name, part in _PARTS.items():
+        if settings["part"] in ("all", name) and (name in _COMPARED or find_spec("ray") is not None):
+            part(report)
     return report
 
 
 # ---- speed -----------------------------------------------------------------------------------------------------------
-def _speed(report: Report, part: str) -> None:
+def _speed(report: Report, slow: bool) -> None:
     settings, has_ray = report.settings, find_spec("ray") is not None
-    slow = part == "slow"
     label, recipe = (f"{settings['cost']} us", busy(settings["cost"])) if slow else ("CartPole", GymRecipe(CARTPOLE))
     small = min(settings["frames"])
     with ExitStack() as stack:
@@ -147,3 +145,8 @@ def _turns(report: Report, side: Side, label: str, names: tuple[str, str], bar: 
 def _alternating(names: tuple[str, ...], rounds: int) -> Iterator[str]:
     for turn in range(rounds):
         yield from names[:: 1 if turn % 2 else -1]
+
+
+_PARTS: dict[str, Callable[[Report], None]] = {
+    "slow": partial(_speed, slow=True), "cartpole": partial(_speed, slow=False), "bytes": _bytes, "weights": _weights
+}  # fmt: skip

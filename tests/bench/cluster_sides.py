@@ -22,7 +22,7 @@ from rlcli.collectors.distributed import DistributedSyncCollector, RayCollector,
 from rlcli.collectors.workers.batches import merged
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.modules import build_actor_critic
-from rlcli.processes import remote_group
+from rlcli.processes import replacing
 from rlcli.vec_envs.make import GymRecipe
 from rlcli.weight_update import open_receiver
 from rlcli.weight_update.schemes import RayWeightSyncScheme
@@ -216,7 +216,7 @@ class Copied:
     def size(self) -> tuple[int, int]:
         """Bytes of the largest object of the next batch, and of its rows and successors."""
         worker = self.ray._private.worker.global_worker
-        came, joined = [], remote_group.joined
+        came, joined = [], replacing.joined
 
         def seen(body: bytes, arrays: Any) -> Any:
             value = joined(body, arrays)
@@ -225,9 +225,9 @@ class Copied:
             came.append((stored, sum(x.nbytes for x in value.columns.values()) + finals))
             return value
 
-        remote_group.joined = seen
+        replacing.joined = seen
         self.collector.next()
-        remote_group.joined = joined
+        replacing.joined = joined
         return max(came)
 
     def grown(self) -> tuple[float, bool]:
@@ -254,7 +254,7 @@ class Copied:
         """Seconds for the last batch to come once more as it does: a turn that is repeated gives the same answer."""
         began = time.perf_counter()
         come = [self._submit(worker, *order) for worker, order in self._orders.items()]
-        merged([remote_group.joined(*future.result()[1:]) for future in come], {})
+        merged([replacing.joined(*future.result()[1:]) for future in come], {})
         return time.perf_counter() - began
 
     def pickled(self) -> float:

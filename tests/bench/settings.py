@@ -90,7 +90,7 @@ SETTINGS: dict[str, Settings] = {
         "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
     },
     "cluster": {
-        "parts": Setting("slow,cartpole,bytes,weights", "what is measured"),
+        "part": Setting("all", "what is measured", choices=("all", "slow", "cartpole", "bytes", "weights")),
         "cost": Setting(100, "microseconds of a step of the slow envs", 1, 10**6),
         "frames": Setting([8192, 1024], "frames of a batch, one size after the other", 16, 10**7),
         "round": Setting(8192, "frames that a side collects in a round", 16, 10**8),
