@@ -42,6 +42,11 @@ def share_of(cfg: Cfg, rank: int) -> Cfg:
     return dataclasses.replace(cfg, **groups | {"learner": RankConfig(**vars(cfg.learner), rank=rank)})
 
 
+def ranks_of(cfg: CollectConfig) -> int:
+    """Return the processes that learn together; one where frames are only collected."""
+    return cfg.learner.world_size if isinstance(cfg, Config) else 1
+
+
 def rank_of(cfg: CollectConfig) -> int:
     """Return whose share this is; 0 of a whole run."""
     return cfg.learner.rank if isinstance(cfg, Config) and isinstance(cfg.learner, RankConfig) else 0

@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rlcli.build.collector import devices
+from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.policy import cores_to_spare
 from rlcli.build.ranks import newest_of_all
 from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
@@ -62,6 +62,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
         raise ConfigError("only training and collecting runs can be resumed", where=str(path))
     check_imports(run)
     cfg = _in_its_folder(run, as_resumed(verb, run.config, overrides, where=str(run.path / "config.json")))
+    serve_as_rank(cfg)
     if isinstance(cfg, Config):
         with resumed_run(run) as stop:
             return TrainingRun(_go_on(run, cfg, overrides, stop, force).path)
@@ -110,10 +111,10 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
     with contextlib.ExitStack() as stack:
         with stop.at_once(lambda: f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
             more = {}
-            if isinstance(cfg, Config) and cfg.learner.world_size > 1:
-                from rlcli.build.training import rank_0
+            if isinstance(cfg, Config):
+                from rlcli.build.training import start_ranks
 
-                more["ranks"] = rank_0(cfg, run, stack, saved.path)
+                more["ranks"] = start_ranks(cfg, run, stack, saved.path)
             job = make(cfg, run, stop, resume_at=frames, **more)
         stack.enter_context(job.reporter)
         with different.taking_over(run):

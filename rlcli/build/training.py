@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unread
-from rlcli.build.collector import devices
+from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
@@ -49,6 +49,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     StoppedSafely
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
+    serve_as_rank(cfg)
     cfg, chosen, first = settled(cfg)
     with (
         contextlib.closing(first),
@@ -56,7 +57,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         contextlib.ExitStack() as stack,
     ):
         with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
-            ranks = None if cfg.learner.world_size == 1 else rank_0(cfg, run, stack)
+            ranks = start_ranks(cfg, run, stack)
             learner = learner_of(cfg, run, stop, first=first, chosen=chosen, ranks=ranks)
         with learner.reporter:
             if learner.copy_rows is not None:
@@ -67,8 +68,10 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     return TrainingRun(run.path)
 
 
-def rank_0(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None) -> Ranks:
-    """Start the other ranks of a run, which end with `stack`; `saved`: rank 0's checkpoint to go on from."""
+def start_ranks(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None) -> Ranks | None:
+    """Start the other ranks of a run, if any, which end with `stack`; `saved`: rank 0's checkpoint to go on from."""
+    if cfg.learner.world_size == 1:
+        return None
     from rlcli.jobs.ranks import backend_of, started
 
     note_new(run, f"{RANKS}/*/{CHECKPOINTS}", f"{RANKS}/*", RANKS)

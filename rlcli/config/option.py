@@ -15,9 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from rlcli.config.problem import Problem
+from rlcli.errors import ConfigError
 
 _KEY = "rlcli"
 REGISTERED = "a registered one"  # stands for every part of a group that a user's package has registered
+
+
+class NoOption(ConfigError, AttributeError):
+    pass
 
 
 class Group:
@@ -31,7 +36,7 @@ class Group:
 
         def __getattr__(self, name: str) -> Any:
             kind = vars(self).get("kind", type(self).__name__)
-            raise AttributeError(f"{kind!r} has no option {name!r}: a part of your own names what it reads in uses")
+            raise NoOption(f"{kind} has no option {name}", fix="A part of your own names what it reads in its uses.")
 
 
 class Part(NamedTuple):

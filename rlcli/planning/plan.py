@@ -71,6 +71,7 @@ class Plan:
     advice: Sequence[str] = ()
     warnings: Sequence[str] = field(default=())
     networks: Sequence[NetworkLayer] = ()  # of the policy, layer by layer
+    sent: tuple[int, int] | None = None  # to other machines: a batch, a version of the weights
 
     @property
     def own(self) -> int:
@@ -220,6 +221,13 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.per_end:
         more = f", and batches after it may hold {figures.size(plan.out_of_step)} more" if plan.out_of_step else ""
         yield f"every episode that ends inside a batch adds {figures.size(plan.per_end)}{more}", ""
+    if plan.sent is not None:
+        yield (
+            "a batch of {} comes from workers, a version of the weights of {} goes".format(
+                *map(figures.size, plan.sent)
+            ),
+            "",
+        )
     if any(peak.saved for peak in plan.peaks):
         yield "recurrent stages are planned for sequences without episode ends; with some, they need more memory", ""
     for text in plan.warnings:

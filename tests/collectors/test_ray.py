@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,6 +66,7 @@ test_what_makes_no_sense_is_refused_before_a_cluster_is_made = refusals(
     ("one of one", ArgumentError, "2", ray(collector_class="single", num_workers_per_collector=2)),
     ("waits", ArgumentError, "sync", ray(collector_class=MultiSyncCollector, num_workers_per_collector=2)),
     ("resources", ArgumentError, "remote_configs 2", ray(TWO, remote_configs=[{}])),
+    ("no resource", ArgumentError, "remote_configs no resource num_cpus", ray(remote_configs={"num_cpus": 0})),
     ("further", ArgumentError, "seed", ray(TWO, collector_kwargs=[{"seed": 1}, {"seed": 2}])),
 )  # fmt: skip
 
@@ -78,6 +80,13 @@ def test_without_ray_the_package_to_install_is_named(monkeypatch):
 @pytest.mark.parametrize("address", ["auto", "nowhere", "127.0.0.1:1"])
 def test_an_address_without_a_cluster_is_refused_at_once(address):
     refused(ArgumentError, address, lambda: cluster.cluster_of(address, 1))
+
+
+def test_a_store_that_is_too_small_for_what_is_ordered_is_said_once_with_the_size_needed():
+    remote = types.SimpleNamespace(_store=100.0, _workers={1, 2})
+    with pytest.warns(UserWarning, match="100 B here.*object-store-memory=128"):
+        for nbytes in (8, 32, 64):
+            RayRemote._check_store(remote, [np.zeros(nbytes, np.uint8)])
 
 
 # ---- the cluster ---------------------------------------------------------------------------------------------------
@@ -141,11 +150,20 @@ def test_workers_that_the_cluster_has_no_room_for_are_refused(joined):
     refused(ResourceError, f"{CPUS + 1} {CPUS} CPU free", more)
 
 
+def test_what_ray_does_not_take_is_refused_and_the_cluster_left(joined):
+    users = joined.users
+    refused(ArgumentError, "remote_configs colour", ray(remote_configs={"num_cpus": 1, "colour": 1}))
+    assert joined.users == users
+
+
 def test_a_node_with_other_versions_is_refused_by_its_first_answer(joined, monkeypatch):
     remote = RayRemote(cluster.cluster_of(None, 1), REMOTE, [{"num_cpus": 1}], 1, LONG)
     monkeypatch.setattr(ray_remote, "versions", lambda: versions() | {"torch": "1.0"})
     how, body, _ = remote.submit(remote.start(0), 1, 1, b"", {}).result(LONG)
     assert how == FAILED and isinstance(raised(body), ArgumentError) and "torch" in str(raised(body))
+    with monkeypatch.context() as there:
+        there.setattr(joined.ray, "is_initialized", lambda: False)
+        refused(ResourceError, "shut down", lambda: remote.start(0))  # and no other cluster is started
     remote.close()
 
 
@@ -165,10 +183,13 @@ def test_a_cluster_of_the_users_own_is_used_and_goes_on(joined, monkeypatch):
 
 
 # ---- collecting ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("case", ["full", "recurrent"])
+@pytest.mark.parametrize(
+    "case",
+    ["full", "recurrent", *(pytest.param(case, marks=pytest.mark.slow) for case in ("delta", "single envs", "uneven"))],
+)
 def test_batches_are_those_of_workers_of_this_machine(joined, case, monkeypatch):
     env, policy, more = CASES[case]
-    options = {"frames_per_batch": 160, "seed": 3, "track_policy_version": True} | more
+    options = {"frames_per_batch": 160, "seed": 3, "track_policy_version": True, "episode_seeds": True} | more
     policies = policy(), policy()
     put, puts = joined.ray.put, []
     monkeypatch.setattr(joined.ray, "put", lambda value: puts.append(put(value)) or puts[-1])
@@ -176,14 +197,22 @@ def test_batches_are_those_of_workers_of_this_machine(joined, case, monkeypatch)
         MultiSyncCollector([env] * 2, policies[0], **options) as here,
         RayCollector([env] * 2, policies[1], sync=True, **options) as there,
     ):
+        there.remember_episodes(1000)
         for n in range(5):
             same(here.next(), there.next())
             if n % 2:
                 for each, acting in zip((here, there), policies, strict=True):
                     published(each, acting)
         assert [vars(record) for record in here.workers] == [vars(record) for record in there.workers]
+        assert len(puts) == 2  # of two versions, for two workers
+        if case == "recurrent":  # and it goes on half-way
+            state = there.state_dict()
+            there.shutdown()
+            with RayCollector([env] * 2, policies[1], sync=True, **options) as again:
+                again.remember_episodes(1000)
+                again.load_state_dict(state)
+                same(here.next(), again.next())
     assert isinstance(there, RayCollector) and isinstance(there, MultiSyncCollector)
-    assert len(puts) == 2  # of two versions, for two workers
 
 
 def test_collectors_of_several_workers_publish_now_and_then(joined):
@@ -336,6 +365,47 @@ def test_a_head_that_is_gone_stops_the_run_and_a_killed_parent_leaves_nothing():
         assert process.poll() is None and len(marked(mark)) > 1
         process.kill()
         until(lambda: not marked(mark), 10.0)
+
+
+NODES = """
+import time
+from ray.cluster_utils import Cluster
+from test_remote import actor, four, same
+from rlcli.collectors import MultiSyncCollector
+from rlcli.collectors.distributed import RayCollector
+from rlcli.errors import EnvError
+
+if __name__ == "__main__":
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    second = nodes.add_node(num_cpus=1)
+    options = {"frames_per_batch": 160, "seed": 3}
+    with (
+        MultiSyncCollector([four] * 2, actor(), **options) as here,
+        RayCollector([four] * 2, actor(), sync=True, ray_init_config={"address": nodes.address}, **options) as there,
+    ):
+        for _ in range(3):
+            same(here.next(), there.next())
+        import ray
+        from ray.util.state import list_actors
+        print(len({each.node_id for each in list_actors() if each.state == "ALIVE"}), "nodes", flush=True)
+        nodes.remove_node(second, allow_graceful=False)
+        began = time.monotonic()
+        try:
+            while True:
+                there.next()
+        except EnvError as error:
+            print(time.monotonic() - began < 20, error, flush=True)
+    nodes.shutdown()
+"""
+
+
+@needs_ray
+@pytest.mark.slow
+def test_workers_of_two_nodes_and_one_that_is_lost():
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # this folder's files are by their names there
+    command = [sys.executable, "-c", NODES]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180)
+    assert done.stdout.startswith("2 nodes\nTrue a collector worker was lost with its node"), done.stdout + done.stderr
 
 
 def test_a_wrong_token_is_refused(joined):

@@ -16,7 +16,6 @@ from rlcli.collectors.distributed.launch import BACKENDS, LAUNCHERS, SERVE, Laun
 from rlcli.collectors.workers.asynchronous import RemoteCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
-from rlcli.processes.fork_server import ignore_terminal
 from rlcli.processes.remote_group import Remote
 
 
@@ -84,7 +83,6 @@ class DistributedCollector(RemoteCollector):
     def _transport(self, count: int) -> Remote:
         launcher = self._launcher(Peer(self._serve, REMOTE, count + 1, settings=self._settings, **self._shared))
         if launcher.own.rank:
-            ignore_terminal()  # rank 0 says what to do then
             launcher.own.run()
             sys.exit(0)
         return self._remote(launcher)

@@ -17,6 +17,7 @@ import os
 import pickle
 import secrets
 import shutil
+import signal
 import socket
 import stat
 import sys
@@ -36,6 +37,7 @@ from rlcli.arguments import refuse
 from rlcli.collectors.workers.worker import REMOTE
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.channel import Channel
+from rlcli.processes.fork_server import ignore_terminal
 from rlcli.processes.worker import USUAL_METHOD, Worker, end
 
 BACKENDS = ("gloo", "nccl", "mpi")
@@ -85,8 +87,13 @@ class Peer:
 
     def meet(self, join: Callable[[Peer, Any], object]) -> None:
         """Say that this one is here, `join` the others, and say that, too."""
+        theirs = self.file is None  # torchrun hands signals to all its ranks, and rank 0 says what to do then
+        if theirs:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         join(self, store := self.store())
         store.set(_JOINED.format(self.rank), b"")
+        if theirs:
+            ignore_terminal()
 
     def run(self) -> None:
         """Serve rank 0 until it ends, or closes the group."""

@@ -9,7 +9,7 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.distributed.cluster import cluster_of
-from rlcli.collectors.distributed.ray_remote import RayRemote
+from rlcli.collectors.distributed.ray_remote import RayRemote, amounts_of
 from rlcli.collectors.workers.asynchronous import MultiAsyncCollector, RemoteCollector
 from rlcli.collectors.workers.each import makers_of, own_length
 from rlcli.collectors.workers.sync import MultiSyncCollector
@@ -77,6 +77,10 @@ class RayCollector(RemoteCollector):
         self._each = arguments.count("num_workers_per_collector", num_workers_per_collector)
         _check_inner(collector_class, self._each, sync)
         self._resources = _of_each("remote_configs", remote_configs or {"num_cpus": 1}, len(makers))
+        for wanted in self._resources:
+            amounts = amounts_of(wanted).values()
+            refuse(not amounts or min(amounts) <= 0, "a worker in remote_configs asks for no resource", why=f"{wanted}",
+                   fix="Give num_cpus, num_gpus, memory or resources: {'num_cpus': 1}.")  # fmt: skip
         self._init_config, self._timeout = ray_init_config, timeout
         self._interval = max_weight_update_interval
         self._version = self._since = 0  # newest, and batches with it

@@ -6,10 +6,12 @@ order that is carried out twice would step envs twice.
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from rlcli.collectors.distributed.cluster import Cluster
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.channel import packed
 from rlcli.processes.line import FAILED
+from rlcli.processes.memory import size
 from rlcli.processes.process import become_worker
 from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
 
@@ -41,9 +44,14 @@ class RayRemote:
 
         self.cluster, self.target, self.resources, self.together = cluster, target, resources, together
         self._ray, self._workers = cluster.ray, set[Any]()
-        bundles = [{name: together * amount for name, amount in _amounts(each).items()} for each in resources]
-        self._place: Any = placement_group(bundles, strategy="SPREAD")
+        node = self._ray.get_runtime_context().get_node_id()
+        self._store: float = sum(
+            each["Resources"].get("object_store_memory", 0) for each in self._ray.nodes() if each["NodeID"] == node
+        )
+        bundles = [{name: together * amount for name, amount in amounts_of(each).items()} for each in resources]
+        self._place: Any = None
         try:
+            self._place = placement_group(bundles, strategy="SPREAD")
             left = timeout
             while not self._place.wait(min(_LOOK, left)):
                 if (left := left - _LOOK) <= 0:
@@ -51,7 +59,8 @@ class RayRemote:
                         f"the Ray cluster has no room for {len(bundles)} x {_listed(bundles[0])}",
                         where=cluster.address,
                         why=f"after {timeout:g} s it has {_listed(self._ray.available_resources())} free",
-                        fix="Use fewer workers, ask for less for each, or add nodes.",
+                        fix="Use fewer workers, ask for less for each, add nodes, or begin with a larger cluster: "
+                        "ray_init_config={'num_cpus': N}.",
                     )
         except BaseException:
             self.close()
@@ -61,10 +70,16 @@ class RayRemote:
         """Start an actor; what is wrong with its node is told by its first answer."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        if not self._ray.is_initialized():  # Ray would start another cluster
+            raise ResourceError("the Ray cluster was shut down, and a worker is lost", where=self.cluster.address,
+                                fix="Leave ray.shutdown() to the collector, and make a new one.")  # fmt: skip
         bundle = index // self.together
         place = PlacementGroupSchedulingStrategy(self._place, placement_group_bundle_index=bundle)
         options = {**self.resources[bundle], "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": place}
-        worker = self._ray.remote(**options)(RayWorker).remote(self.target, versions())
+        try:
+            worker = self._ray.remote(**options)(RayWorker).remote(self.target, versions())
+        except (TypeError, ValueError) as error:
+            raise ArgumentError("remote_configs is not what ray.remote takes", why=in_words(error)) from None
         self._workers.add(worker)
         return worker
 
@@ -74,8 +89,20 @@ class RayRemote:
             raise Gone("was lost with the cluster, which somebody shut down")
         answer: Future[Answer] = Future()
         come = worker.carry_out.remote(turn, kind, body, [*carried], *carried.values())
-        come.future().add_done_callback(partial(_hand_on, answer))
+        come.future().add_done_callback(partial(_hand_on, answer, self._check_store))
         return answer
+
+    def _check_store(self, arrays: Sequence[np.ndarray]) -> None:
+        """Warn once where two batches of every worker do not fit the store of this node: Ray writes them to disk."""
+        need = 2 * len(self._workers) * sum(array.nbytes for array in arrays)
+        if need > self._store:
+            store, self._store = self._store, math.inf
+            warnings.warn(
+                f"Ray's object store has {size(store)} here, and the batches that are ordered may take {size(need)}: "
+                f"Ray puts them on disk, which is slow; use smaller batches, or a store of {size(need)} "
+                f"(ray start --object-store-memory={need})",
+                stacklevel=2,
+            )
 
     def carry(self, message: bytes) -> Any:
         """Put a message into the object store, once for all workers; each node fetches it once."""
@@ -91,13 +118,11 @@ class RayRemote:
         """End all actors, and leave the cluster."""
         from ray.util import remove_placement_group
 
-        place, self._place = self._place, None
-        if place is None:
-            return
         if self.cluster.answers():
             for worker in list(self._workers):
                 self.kill(worker)
-            remove_placement_group(place)
+            if self._place is not None:
+                remove_placement_group(self._place)
         self.cluster.leave()
 
 
@@ -129,13 +154,14 @@ def versions() -> dict[str, str]:
 
 
 # ---- what becomes of an order ----------------------------------------------------------------------------------------
-def _hand_on(answer: Future[Answer], come: Future[Any]) -> None:
+def _hand_on(answer: Future[Answer], check: Callable[[Sequence[np.ndarray]], None], come: Future[Any]) -> None:
     """Hand on what an actor answered, or how it ended."""
     if not answer.set_running_or_notify_cancel():
         return
     error = come.exception()
     if error is None:
         answer.set_result(come.result())
+        check(come.result()[2])
     elif "creation task" in str(error):  # Ray's words of a constructor that failed
         answer.set_exception(ArgumentError(
             "a worker cannot be made on its node", why=str(error).strip().splitlines()[-1],
@@ -152,7 +178,7 @@ def _how_it_ended(error: BaseException) -> str:
     return "ended unexpectedly" if "SYSTEM_ERROR" in text else f"was lost ({in_words(error, 200)})"
 
 
-def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
+def amounts_of(resources: Mapping[str, Any]) -> dict[str, float]:
     """Return what an actor's options ask for, by Ray's names of resources."""
     usual = {_NAMES[name]: value for name, value in resources.items() if name in _NAMES and value}
     return usual | dict(resources.get("resources") or {})
