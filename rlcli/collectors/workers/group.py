@@ -58,11 +58,9 @@ class CollectorWorkers(Owner):
             firsts = np.cumsum([0, *counts]).tolist()
             self.all_lanes = firsts[-1] + first_lane if all_lanes is None else all_lanes
             self.records = [
-                WorkerRecord(n, first, [-1] * n, index)
+                rows.record(n, first, [-1] * n, index)
                 for index, (n, first) in enumerate(zip(counts, firsts, strict=False))
             ]
-            for record in self.records:
-                record.at_most = rows.at_most
             self.about = self.processes.set_up("build", lambda self, only: self._build(only))
             self.name = self.about[0]["name"]
         except BaseException:
