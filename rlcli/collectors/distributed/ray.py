@@ -89,9 +89,9 @@ class RayCollector(MultiProcessCollector):
         self._each = arguments.count("num_workers_per_collector", num_workers_per_collector)
         _check_inner(collector_class, self._each, sync)
         self._resources = _of_each("remote_configs", remote_configs or {"num_cpus": 1}, len(makers))
-        for each in self._resources:
-            asked = amounts_of(each).values()
-            refuse(not asked or min(asked) <= 0, "a worker in remote_configs asks for no resource", why=f"{each}",
+        for wanted in self._resources:
+            amounts = amounts_of(wanted).values()
+            refuse(not amounts or min(amounts) <= 0, "a worker in remote_configs asks for no resource", why=f"{wanted}",
                    fix="Give num_cpus, num_gpus, memory or resources: {'num_cpus': 1}.")  # fmt: skip
         self._init_config, self._timeout = ray_init_config, timeout
         self._interval = max_weight_update_interval
