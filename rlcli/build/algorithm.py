@@ -13,6 +13,7 @@ import torch
 from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
 from rlcli.build.collector import build_collector, devices, slices_of
 from rlcli.build.policy import actor_and_critic, network_options, optimizer_options, users_policy
+from rlcli.build.ranks import own_seed
 from rlcli.config import registry
 from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
@@ -52,11 +53,8 @@ def refuse_unread(algorithm: Algorithm) -> None:
         )
 
 
-def algorithm_of(cfg: Config, seed: int | None = None) -> Algorithm:
-    """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`.
-
-    `seed`: of what it draws, where that is not the run's own.
-    """
+def algorithm_of(cfg: Config) -> Algorithm:
+    """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`."""
     if cfg.loss.kwargs:
         asked: Any = Asked(cfg.loss.kwargs)
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=asked))
@@ -64,8 +62,8 @@ def algorithm_of(cfg: Config, seed: int | None = None) -> Algorithm:
     s = as_choice(learn.PrioritizedSliceOptions, cfg.sampler)
     beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames
     setup = Setup(
-        options=cfg.loss, config=cfg, seed=cfg.seed if seed is None else seed, total_frames=cfg.total_frames,
-        gamma=v.gamma, **network_options(cfg),
+        options=cfg.loss, config=cfg, seed=own_seed(cfg), total_frames=cfg.total_frames, gamma=v.gamma,
+        **network_options(cfg),
         action_mask_key=as_choice(collect.MaskedOptions, p).action_mask_key, device=places["train_device"],
         storing_device=places["storing_device"], keep=[*map(unravel, cfg.memory.keep)],
         next_dropped=KEEPS[cfg.memory.next_obs] == NONE, whole_trajectories=bool(cfg.collector.trajs_per_batch),
@@ -109,25 +107,17 @@ def build_policy(cfg: CollectConfig, env: EnvBase, algorithm: Algorithm | None =
     return (algorithm or algorithm_of(cfg)).networks(env) if isinstance(cfg, Config) else actor_and_critic(cfg, env)
 
 
-def build_parts(
-    cfg: Config,
-    algorithm: Algorithm,
-    env: EnvBase,
-    policy: ActorCritic,
-    run: Run,
-    lanes: tuple[int, int] | None = None,
-) -> Parts:
-    """Return what a run learns with; rows of a buffer on a disk go into the folder of `run`. See `build_collector`."""
+def build_parts(cfg: Config, algorithm: Algorithm, env: EnvBase, policy: ActorCritic, run: Run) -> Parts:
+    """Return what a run learns with; rows of a buffer on a disk go into the folder of `run`."""
     estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
-    collector = build_collector(cfg, env, policy, algorithm.keys(loss, estimator, env), lanes)
+    collector = build_collector(cfg, env, policy, algorithm.keys(loss, estimator, env))
     update, buffer = algorithm.update(loss), None
     if algorithm.stores:
         from rlcli.build.buffer import build_buffer
 
         n_steps = as_choice(learn.BootstrappedOptions, cfg.loss).n_steps
         n_steps = 1 if loss.recurrent else n_steps  # it sums them along slices
-        device, rebuilt, seed = algorithm.setup.device, algorithm.rebuilt(estimator, env), algorithm.setup.seed
-        buffer = build_buffer(cfg, run, device, collector, rebuilt, n_steps, seed)
+        buffer = build_buffer(cfg, run, algorithm.setup.device, collector, algorithm.rebuilt(estimator, env), n_steps)
         collector.replay_buffer = buffer
     return Parts(collector, update, estimator, buffer)
 

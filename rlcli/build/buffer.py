@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from rlcli.build.collector import slices_of
+from rlcli.build.ranks import own_seed
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
@@ -41,7 +42,6 @@ def build_buffer(
     collector: BaseCollector,
     rebuilt: Sequence[Key] = (),
     n_steps: int = 1,
-    seed: int | None = None,
 ) -> ReplayBuffer:
     """Build storage, sampler and a sample's transforms; `rebuilt` observations come from the row that follows."""
     from rlcli import transforms
@@ -55,7 +55,7 @@ def build_buffer(
         options["max_capacity"] = cfg.storage.max_size
     if {"num_slices", "slice_len"} <= options.keys():
         options["num_slices"], options["slice_len"] = slices_of(cfg)
-    sampler = registry.build("sampler", cfg.sampler.kind, Sampler, seed=cfg.seed if seed is None else seed, **options)
+    sampler = registry.build("sampler", cfg.sampler.kind, Sampler, seed=own_seed(cfg), **options)
     kind: Any = buffers.TensorDictReplayBuffer if sampler.has_priorities else buffers.ReplayBuffer
     buffer = kind(
         storage=build_storage(cfg, run), sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,

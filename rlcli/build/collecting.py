@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlcli.build.algorithm import build_policy
-from rlcli.build.collector import build_collector, devices
+from rlcli.build.collector import build_collector, devices, serve_as_rank
 from rlcli.build.env import build_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.report import notes, reporter_of
@@ -58,6 +58,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     StoppedSafely
         On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
     """
+    serve_as_rank(cfg)
     cfg, chosen, first = settled(cfg)
     with contextlib.closing(first), new_run(to_dict(cfg), "collect", overrides) as (run, stop):
         with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from rlcli import modules
 from rlcli.build.env import build_env
+from rlcli.build.ranks import first_lane, ranks_of
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
@@ -38,16 +41,9 @@ SLICED = 16  # every so many states are kept where slices are drawn
 
 
 def build_collector(
-    cfg: CollectConfig,
-    env: EnvBase,
-    policy: ActorCritic | None,
-    keep_keys: Sequence[Key] | None,
-    lanes: tuple[int, int] | None = None,
+    cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
 ) -> BaseCollector:
-    """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly.
-
-    `lanes`: where the envs are those of one rank, the number of its first and how many there are.
-    """
+    """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
     c, p, places = cfg.collector, as_choice(UsersPolicyOptions, cfg.policy), devices(cfg)
     actor: Any = None if policy is None else policy.actor
     if actor is None:
@@ -61,13 +57,11 @@ def build_collector(
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
         "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),
     }  # fmt: skip
-    first = 0
-    if lanes is not None:
-        first, number = lanes
-        ranks = number // cfg.env.num
+    first = first_lane(cfg)
+    if (ranks := ranks_of(cfg)) > 1:
         options |= {
-            "first_lane": first, "all_lanes": number, "init_random_frames": c.init_random_frames // ranks,
-            "total_frames": -(-cfg.total_frames // number) * cfg.env.num,
+            "first_lane": first, "all_lanes": ranks * cfg.env.num, "init_random_frames": c.init_random_frames // ranks,
+            "total_frames": -(-cfg.total_frames // (ranks * cfg.env.num)) * cfg.env.num,
         }  # fmt: skip
     if c.kind == "sync":
         return Collector(env, actor, **options)
@@ -89,6 +83,17 @@ def build_collector(
         options["preemptive_threshold"] = several.preemptive_threshold
         return MultiSyncCollector(makers, actor, **together, **options)
     return MultiAsyncCollector(makers, actor, **apart, **options)
+
+
+def serve_as_rank(cfg: CollectConfig) -> None:
+    """Serve the run of rank 0, and exit, where torchrun started this process for that."""
+    c = cfg.collector
+    if isinstance(c, DistributedOptions) and c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
+        from rlcli.collectors.distributed.launch import REMOTE, SERVE, Launcher, Peer
+
+        size = len(shares(cfg)) + 1
+        Launcher(Peer(SERVE["distributed"], REMOTE, size, c.backend, c.timeout, path=tuple(sys.path)), {}).own.run()
+        sys.exit(0)
 
 
 def elsewhere(c: ElsewhereOptions, makers: Sequence[Any], actor: Any, options: dict[str, Any]) -> BaseCollector:
@@ -140,8 +145,10 @@ def shares(cfg: CollectConfig) -> list[range]:
         count = 1
     elif isinstance(asked, int):
         count = asked
+    elif getattr(c, "launcher", "") == "torchrun":  # as many as it has started
+        count = max(1, min(int(os.environ.get("WORLD_SIZE", "1")) - 1, cfg.env.num))
     else:  # who learns while others collect needs a core as well
-        count = max(1, min(cores() - (c.kind == "multi_async"), cfg.env.num))
+        count = max(1, min(cores() // ranks_of(cfg) - (c.kind == "multi_async"), cfg.env.num))
     from rlcli.vec_envs.workers import dealt
 
     return dealt(cfg.env.num, count)

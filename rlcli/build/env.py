@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 import torch
 
 from rlcli import transforms
+from rlcli.build.ranks import first_lane
 from rlcli.config import registry
 from rlcli.config.choices.collect import AtariConfig, AtariOptions, EnvOptions, GymOptions
 from rlcli.config.guard import check_env_ids
@@ -69,11 +70,11 @@ def build_env(
     return base
 
 
-def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = None, offset: int = 0) -> EnvBase:
+def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = None) -> EnvBase:
     """Return the envs that a run's own process steps; where workers make theirs, a closed one to look at."""
     if cfg.collector.kind == "sync":
         on_error = cfg.collector.on_worker_error
-        return build_env(cfg.env, gamma=gamma, offset=offset, on_worker_error=on_error, first=first)
+        return build_env(cfg.env, gamma=gamma, offset=first_lane(cfg), on_worker_error=on_error, first=first)
     env = build_env(cfg.env, gamma=gamma, num=1)
     env.close()
     return env

@@ -22,11 +22,13 @@ from rlcli.build.env import build_env, lanes_of
 from rlcli.build.env_mode import settled
 from rlcli.build.init_rows import count_init_rows
 from rlcli.build.policy import choose_threads
+from rlcli.build.ranks import ranks_of, share_of
 from rlcli.build.trained_run import policy_to_look_at
 from rlcli.build.workload import envs_of, workload_of
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.faces import Face
 from rlcli.config import registry
+from rlcli.config.choices.collect import ElsewhereOptions, RayOptions
 from rlcli.config.option import as_choice, groups, value_at
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.config.validate import validate
@@ -69,6 +71,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
     """
     cfg, _, tried = settled(cfg)
     tried.close()
+    whole, cfg = cfg, share_of(cfg, 0)
     gc.collect()
     give_back()
     imported = resident()
@@ -105,6 +108,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
 
             def forecast(changed: CollectConfig) -> Plan:
                 """What was measured for this configuration, and the tensors of another."""
+                changed = share_of(changed, 0)
                 alone, parts, asked = envs, learning, envs_of(changed)
                 more = {"envs": code + envs.each * asked.in_process, EVALUATION: envs.each * asked.evaluated}
                 if run.workers:
@@ -123,8 +127,8 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
                     changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows, limit=limit
                 )
 
-            plan = forecast(cfg)
-            return dataclasses.replace(plan, advice=advice_for(cfg, plan, forecast))
+            plan = forecast(whole)
+            return dataclasses.replace(plan, advice=advice_for(whole, plan, forecast))
         finally:
             env.close()
 
@@ -167,13 +171,21 @@ def _forecast(
     rows, entries, peaks = tensors_of(run, collector, learning)
     modes = fit.modes_of(run.storage, rows, partial(estimates_of, run, learning.estimator))
     unknown = [f"the temporary memory of stage {p.stage} is not known: {p.unknown}" for p in peaks if p.unknown]
+    batch, store, sent = sum(e.bytes for e in entries if e.component == "rollout"), 0, None
+    if isinstance(cfg.collector, ElsewhereOptions):
+        sent = batch, parameter_bytes(None if learning.policy is None else learning.policy.actor)
+        if isinstance(cfg.collector, RayOptions) and run.envs.remote:  # batches that are ordered, and two versions
+            store = batch * max(2, run.written_ahead) + 2 * sent[1]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, run.mode, tuple(entries),
         per_end(rows, run.mode), out_of_step(rows), tuple(peaks), process | noise_of(rows),
-        workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
+        workers=envs.workers + store, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
         warnings=[*fit.warnings_for(run, rows, modes, _longest_episode(cfg)), *unknown],
-        networks=layers(learning.policy),
+        networks=layers(learning.policy), sent=sent,
     )  # fmt: skip
+    if (ranks := ranks_of(cfg)) > 1:
+        each = found.total + found.workers
+        found = dataclasses.replace(found, ranks=ranks, workers=ranks * each - found.total)
     return dataclasses.replace(found, places=fit.places_of(run, found, limit))
 
 

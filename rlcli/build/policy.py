@@ -8,10 +8,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from rlcli.build.collector import shares_meanwhile
+from rlcli.build.ranks import ranks_of
 from rlcli.config import registry
 from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
-from rlcli.config.schemas import CollectConfig, Config
+from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.keys import unravel
@@ -112,8 +113,7 @@ def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
 
 def cores_to_spare(cfg: CollectConfig, there: int) -> int:
     """Cores for who learns: of those of each rank, what workers leave which collect meanwhile, and one at least."""
-    ranks = cfg.learner.world_size if isinstance(cfg, Config) else 1
-    return max(1, there // ranks - len(shares_meanwhile(cfg)))
+    return max(1, there // ranks_of(cfg) - len(shares_meanwhile(cfg)))
 
 
 def optimizer_options(o: learn.OptimizerOptions) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rlcli.build.collector import devices
+from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.policy import cores_to_spare
-from rlcli.build.ranks import newest_of_all, ranks_of
+from rlcli.build.ranks import newest_of_all
 from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
 from rlcli.config import registry
 from rlcli.config.choices.learn import ClipPPOOptions
@@ -62,6 +62,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
         raise ConfigError("only training and collecting runs can be resumed", where=str(path))
     check_imports(run)
     cfg = _in_its_folder(run, as_resumed(verb, run.config, overrides, where=str(run.path / "config.json")))
+    serve_as_rank(cfg)
     if isinstance(cfg, Config):
         with resumed_run(run) as stop:
             return TrainingRun(_go_on(run, cfg, overrides, stop, force).path)
@@ -83,7 +84,6 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
     make: Callable[..., Any]
     run_to_end: Callable[[Any], object]
     saved: Any
-    divided = False  # among another number of ranks
     if isinstance(cfg, Config):
         from rlcli.build.training import learner_of as make
         from rlcli.jobs.learner import Learner
@@ -91,10 +91,7 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
         # the reporter says it too, and keeps it in the closing report
         with warnings.catch_warnings(action="default" if cfg.console.kind == "off" else "ignore"):
             saved = newest(run)
-        divided = ranks_of(saved.manifest["config"]) != cfg.learner.world_size
-        if cfg.learner.world_size > 1 and not divided:
-            common = newest_of_all(run, saved, cfg.learner.world_size)
-            saved, divided = common or saved, common is None
+        saved = newest_of_all(run, saved, cfg.learner.world_size)
         sealed, run_to_end, lost = saved.manifest, Learner.run_to_end, gone_before(saved)
         frames = written = sealed["number"]
     else:
@@ -114,17 +111,15 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
     with contextlib.ExitStack() as stack:
         with stop.at_once(lambda: f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
             more = {}
-            if isinstance(cfg, Config) and cfg.learner.world_size > 1:
-                from rlcli.build.training import rank_0
+            if isinstance(cfg, Config):
+                from rlcli.build.training import start_ranks
 
-                more["part"] = rank_0(cfg, run, stack, saved.path, divided=divided)
+                more["ranks"] = start_ranks(cfg, run, stack, saved.path)
             job = make(cfg, run, stop, resume_at=frames, **more)
         stack.enter_context(job.reporter)
         with different.taking_over(run):
-            job.load(saved, divided=True) if divided else job.load(saved)
+            job.load(saved)
         run = job.run = different.note(run, cfg, force=force)
-        if divided:
-            job.reporter.say(DIVIDED)
         if lost is not None:
             job.reporter.say(f"{lost}; resuming from there")
         different.say(job.reporter.say)
@@ -142,10 +137,6 @@ def _finished(run: Run, frames: int, different: Changes) -> Run:
 
 # what may change without changing what the remaining frames would have been, but for total_frames where a number is
 # scheduled by it: `Changes.lines` says so
-DIVIDED = (
-    "of what its ranks had, weights, optimizer and counts go on; open episodes, rows of a buffer and random numbers "
-    "begin anew"
-)
 HARMLESS = (
     "total_frames", "run", "console", "logger", "env.info_keys", "env.out_of_bounds", "env.step_timeout",
     "env.workers", "env.per_worker", "env.caller_steps", "env.start_method", "learner",

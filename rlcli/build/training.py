@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unread
-from rlcli.build.collector import devices
+from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
+from rlcli.build.ranks import folder_of, introduced, own_or, share_of
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
@@ -35,8 +36,8 @@ from rlcli.runs.session import Saver, new_run
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
-    from rlcli.build.ranks import Rank
     from rlcli.build.trained_run import TrainingRun
+    from rlcli.learning.ranks import Ranks
     from rlcli.processes.channel import Channel
 
 
@@ -48,6 +49,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     StoppedSafely
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
+    serve_as_rank(cfg)
     cfg, chosen, first = settled(cfg)
     with (
         contextlib.closing(first),
@@ -55,8 +57,8 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         contextlib.ExitStack() as stack,
     ):
         with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
-            part = None if cfg.learner.world_size == 1 else rank_0(cfg, run, stack)
-            learner = learner_of(cfg, run, stop, first=first, chosen=chosen, part=part)
+            ranks = start_ranks(cfg, run, stack)
+            learner = learner_of(cfg, run, stop, first=first, chosen=chosen, ranks=ranks)
         with learner.reporter:
             if learner.copy_rows is not None:
                 learner.begin(learner.copy_rows())
@@ -66,44 +68,39 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     return TrainingRun(run.path)
 
 
-def rank_0(
-    cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None, *, divided: bool = False
-) -> Rank:
-    """Start the other ranks of a run, which end with `stack`; return this process's part.
-
-    `saved`: the checkpoint of rank 0 to go on from; `divided`: the others go on from it too, not from their own.
-    """
-    from rlcli.build.ranks import Rank
+def start_ranks(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path | None = None) -> Ranks | None:
+    """Start the other ranks of a run, if any, which end with `stack`; `saved`: rank 0's checkpoint to go on from."""
+    if cfg.learner.world_size == 1:
+        return None
     from rlcli.jobs.ranks import backend_of, started
 
     note_new(run, f"{RANKS}/*/{CHECKPOINTS}", f"{RANKS}/*", RANKS)
-    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved, "divided": divided}
+    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved}
     order["resume"] = f"Resume with: {resume_command(run)}"
     device = devices(cfg)["train_device"]
     backend = backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
     target, preload = f"{__name__}:rank_above_0", [__name__]  # ranks share what that imports
-    return Rank(cfg, *stack.enter_context(started(cfg.learner.world_size, backend, run.path, target, order, preload)))
+    return stack.enter_context(started(cfg.learner.world_size, backend, run.path, target, order, preload))
 
 
 def rank_above_0(channel: Channel) -> None:
     """Train as another rank, as rank 0 orders."""
-    from rlcli.build.ranks import Rank, checkpoints, folder_of
-    from rlcli.jobs.ranks import joined
-    from rlcli.runs.checkpoint import load
+    from rlcli.jobs.ranks import serve_as_rank
 
-    with joined(channel) as (ranks, order), StopSignals(notice="") as stop:
+    serve_as_rank(channel, _train_as_rank)
+
+
+def _train_as_rank(ranks: Ranks, order: dict[str, Any]) -> None:
+    with StopSignals(notice="") as stop:
         stop.ignore_interrupts()
-        cfg, run, found = order["cfg"], Run(folder_of(order["run"], ranks.rank)), None
+        cfg, run, saved = order["cfg"], Run(folder_of(order["run"], ranks.rank)), order["saved"]
         vars(run)["info"] = order["info"]
         (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        if order["saved"] is not None:
-            found = load(order["saved"])
-            if not order["divided"]:
-                found = load(checkpoints(run.path)[found.manifest["number"]])
+        found = None if saved is None else own_or(saved, run.path, ranks.size)
         resume_at = None if found is None else found.manifest["number"]
-        learner = learner_of(cfg, run, stop, resume_at=resume_at, part=Rank(cfg, ranks))
+        learner = learner_of(cfg, run, stop, resume_at=resume_at, ranks=ranks)
         if found is not None:
-            learner.load(found, divided=order["divided"])
+            learner.load(found)
         learner.run_as_rank()
 
 
@@ -115,19 +112,20 @@ def learner_of(
     resume_at: int | None = None,
     first: First = NONE,
     chosen: Sequence[str] = (),
-    part: Rank | None = None,
+    ranks: Ranks | None = None,
 ) -> Learner:
-    """Make all that a run learns with; `resume_at`: frames of the state to load, `chosen`: lines on what was open.
+    """Make all that a run learns with, or one of its `ranks`.
 
-    `part`: what this process has of the run, where it is one of several ranks.
+    `resume_at`: frames of the state to load; `chosen`: lines on what was open.
     """
-    whole, cfg, rank = cfg, cfg if part is None else part.cfg, 0 if part is None else part.ranks.rank
+    whole, rank = cfg, 0 if ranks is None else ranks.rank
+    cfg = share_of(cfg, rank)
     process = ProcessPeak()
     imported = process.now
     random_streams.seed(cfg.seed)
     torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
-    env = env_of_run(cfg, cfg.value.gamma, first.take(), 0 if part is None else part.lanes[0])
-    algorithm = algorithm_of(cfg, None if part is None else part.seed)
+    env = env_of_run(cfg, cfg.value.gamma, first.take())
+    algorithm = algorithm_of(cfg)
     policy = build_policy(cfg, env, algorithm)
     begun = None
     if cfg.policy.init_from is not None and resume_at is None:
@@ -138,25 +136,24 @@ def learner_of(
     torch.set_num_threads(threads)
     if (device := places["train_device"]) is not None:
         policy.to(device)
-    parts = build_parts(cfg, algorithm, env, policy, run, None if part is None else part.lanes)
+    parts = build_parts(cfg, algorithm, env, policy, run)
     collector, update, estimator, buffer = parts
     if begun is not None:
         begun = begun.with_rest(update, estimator)
-    if part is not None:
-        update.ranks = part.ranks
-        part.ranks.join(update.loss, estimator)
-        chosen = [*chosen, *part.lines(update.flat.reduced)]
+    if ranks is not None:
+        update.ranks = ranks
+        ranks.join(update.loss, estimator)
+        chosen = [*chosen, *introduced(cfg, ranks, update.flat.reduced)]
     observed = [key for key in update.loss.in_keys if key in env.full_observation_spec.keys(True, True)]
     reporter = reporter_of(whole, run, stop, verb="train", observed=observed, resume_at=resume_at, heard=not rank)
     reporter.memory.process = process
     learner = {"policy": policy, "loss": update.loss}
     reporter.clock.watch = reporter.memory.watch(learner, update.optimizer.optimizer, device, update.saved)
     followed: Any = (Saver, Hooks)
-    if part is not None:
+    if ranks is not None:
         from rlcli.learning.ranked import RankHooks, RankSaver
 
-        saving = partial(RankSaver, of=part.ranks, weights=update.flat.tensor, others=part.others)
-        followed = saving, partial(RankHooks, part.ranks)
+        followed = partial(RankSaver, of=ranks, weights=update.flat.tensor), partial(RankHooks, ranks)
     make_saver, make_hooks = followed
     saver = make_saver(
         run, {"policy": StateBeside(policy), "update": update, "collector": collector, "reporter": reporter},
@@ -173,8 +170,9 @@ def learner_of(
     play = None
     if every is not None:
         from rlcli.learning.evaluation import PeriodicEvaluation
+        from rlcli.learning.ranked import played
 
-        play = PeriodicEvaluation(every, evaluator if part is None else part.played(evaluator))
+        play = PeriodicEvaluation(every, evaluator if ranks is None else partial(played, ranks, evaluator))
     hooks = make_hooks(reporter, saver, play)
     loop = algorithm.loop(parts, policy, hooks)
     if cfg.loss.kwargs:

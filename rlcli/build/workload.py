@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, is_off_policy, remembers
 from rlcli.planning.forecast import Updates, Workload
-from rlcli.planning.tensors import RunEnvs, RunStorage
+from rlcli.planning.tensors import CLUSTER, REMOTE_WORKER, RunEnvs, RunStorage
 
 
 def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: int = 0) -> Workload:
@@ -51,10 +52,18 @@ def envs_of(cfg: CollectConfig) -> RunEnvs:
     alone: Any = {"workers": 1, "per_worker": "auto", "caller_steps": "false"}
     apart = dataclasses.replace(one, **alone) if isinstance(one, collect.GymOptions) else one
     return RunEnvs(
-        num, in_process, evaluated, collecting or workers, collecting > 0,
+        num, in_process, evaluated, collecting or workers, collecting > 0, remote_bytes(cfg.collector, collecting),
         lambda count: build_env(lanes_of(cfg, count), offset=num),
         partial(build_env, one, offset=num), partial(build_env, apart, offset=num),
     )  # fmt: skip
+
+
+def remote_bytes(c: collect.BatchOptions, workers: int) -> int | None:
+    """Return what workers of another framework take on this machine, and their cluster; None where they are ours."""
+    if isinstance(c, collect.RayOptions):
+        return 0 if c.address or os.environ.get("RAY_ADDRESS") else CLUSTER + workers * REMOTE_WORKER
+    launcher = getattr(c, "launcher", "mp")
+    return None if launcher == "mp" else workers * REMOTE_WORKER * (launcher == "torchrun")
 
 
 def _storage(cfg: Any, s: learn.TensorOptions, rows: RowSchema | None, init_rows: int) -> RunStorage:

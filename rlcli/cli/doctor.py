@@ -73,6 +73,7 @@ def _machine() -> Iterator[str]:
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         yield f"  {'open files':<24} {soft} (at most {hard})"
+    yield f"  {'sbatch':<24} {shutil.which('sbatch') or 'not found: no jobs of SLURM from here'}"
 
 
 def _kernels() -> Iterator[str]:
@@ -95,3 +96,5 @@ def _devices() -> Iterator[str]:
         yield f"  {'cuda':<24} {'no device found' if built else 'this torch is a CPU build'}"
     if sys.platform == "darwin":
         yield f"  {'mps':<24} {'available' if torch.backends.mps.is_available() else 'not available'}"
+    there = [name for name in ("gloo", "nccl", "mpi") if getattr(torch.distributed, f"is_{name}_available")()]
+    yield f"  {'torch.distributed':<24} {', '.join(there)}"

@@ -65,13 +65,13 @@ class _Process:
         with suppress(OSError):
             self.popen.stdin.close()
 
-    def killed(self) -> str:
-        """Return how it ended, in words, once its answers ended."""
+    def killed(self) -> ResourceError:
+        """Return how it ended, once its answers ended."""
         code = self.popen.wait()
-        if code < 0:
-            why = "; the system kills a process where memory runs out" if code == -signal.SIGKILL else ""
-            return f"its process was ended by {signal.Signals(-code).name}{why}"
-        return f"its process ended with exit code {code}"
+        if code >= 0:
+            return ResourceError("its process ended by itself", why=f"with exit code {code}")
+        why = "the system kills a process where memory runs out" if code == -signal.SIGKILL else None
+        return ResourceError(f"its process was ended by {signal.Signals(-code).name}", why=why)
 
 
 class SideBySide:
@@ -183,7 +183,7 @@ class SideBySide:
             self._paused = True
             print(f"job {job.number}: stopped before it began", flush=True)
         else:
-            self._failed(job.number, ResourceError(how))
+            self._failed(job.number, how)
 
     def _failed(self, number: int, error: RlcliError) -> None:
         self.errors[number] = error

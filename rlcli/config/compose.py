@@ -43,7 +43,7 @@ from rlcli.config.recipes import (
     shipped,
     with_whole_numbers,
 )
-from rlcli.config.resolved import as_object, flat, of_another_choice
+from rlcli.config.resolved import as_object, flat, need_typed, of_another_choice
 from rlcli.config.schemas import VERBS, CollectConfig, idle, in_words
 from rlcli.config.validate import validate
 from rlcli.config.words import key_of, parsed, spell
@@ -153,6 +153,8 @@ def plan(
         alike = bool(problem.where) or len(numbers) == len(jobs[:JOBS_CHECKED_AHEAD])
         problems.append(problem if alike else problem._replace(where=f"job{'s' * (len(numbers) > 1)} {shown}"))
     if multirun:
+        kept = need_typed(schema, (key for key in typed_keys if key[:6] != "sweep."), "sweep.json")
+        problems += [x._replace(fix="run one job; RAY_ADDRESS names the Ray cluster of all") for x in kept]
         problems += _shared_folder(folders)
     else:
         problems += [Problem(f"{x} is for a sweep", "add -m, or leave it out") for x in typed_keys if x[:6] == "sweep."]
@@ -209,6 +211,8 @@ def job_of_sweep(verb: str, recipes: Mapping[str, Any], words: Sequence[str], nu
     """Return the checked configuration of job `number` of a sweep; `recipes`: contents of those that it names."""
     stored = _store(VERBS[verb], verb, {**recipes}, _losses(recipes, [word.partition("=") for word in words]))
     cfg = _job(_composed(verb, [*words], stored), number, False).cfg
+    changed = (key for key, leaf in held(cfg).items() if value_at(cfg, key) != leaf.default and key[:6] != "sweep.")
+    raise_all(need_typed(VERBS[verb], changed, "sweep.json"))
     raise_all(validate(cfg, {key for key in map(key_of, words) if not key.startswith("hydra.")}))
     return cfg
 

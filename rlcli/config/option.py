@@ -15,9 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from rlcli.config.problem import Problem
+from rlcli.errors import ConfigError
 
 _KEY = "rlcli"
 REGISTERED = "a registered one"  # stands for every part of a group that a user's package has registered
+
+
+class NoOption(ConfigError, AttributeError):
+    pass
 
 
 class Group:
@@ -31,7 +36,7 @@ class Group:
 
         def __getattr__(self, name: str) -> Any:
             kind = vars(self).get("kind", type(self).__name__)
-            raise AttributeError(f"{kind!r} has no option {name!r}: a part of your own names what it reads in uses")
+            raise NoOption(f"{kind} has no option {name}", fix="A part of your own names what it reads in its uses.")
 
 
 class Part(NamedTuple):
@@ -171,8 +176,8 @@ def parts_of(schema: type) -> dict[str, Mapping[str, Part]]:
 
 
 # ---- options of one choice, and of all of them ----------------------------------------------------------------------
-class Derived:
-    """Dataclasses that are put together here, where pickle finds them by name."""
+class Derived:  # what is put together here, where pickle finds it by name
+    pass
 
 
 def _derived(name: str, options: Iterable[tuple[str, Any, Any]], bases: tuple[type, ...]) -> type:

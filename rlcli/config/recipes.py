@@ -20,7 +20,7 @@ from rlcli.config.choices import CHOICES
 from rlcli.config.option import branches, find, groups, leaves
 from rlcli.config.problem import Problem, did_you_mean, unknown
 from rlcli.config.registry import choices
-from rlcli.config.resolved import as_whole, check_type, flat, unknown_key
+from rlcli.config.resolved import as_whole, check_type, flat, need_typed, unknown_key
 from rlcli.config.schemas import verbs_with
 from rlcli.errors import ConfigError, in_words
 
@@ -162,8 +162,7 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
     found += list(_check_defaults(schema, data.get("defaults", []), recipes, where))
     swept = ((data.get("hydra") or {}).get("sweeper") or {}).get("params") or {}
     given = {*(key for key, _ in flat(schema, data)), *(map(str, swept) if isinstance(swept, dict) else ())}
-    for key in sorted(key for key in given if (leaf := find(schema, key)) and leaf.option.typed):
-        found.append(Problem(f"{key} is no part of a recipe", "give it on the command line", where))
+    found += need_typed(schema, given, where)
     if "recipe" in data:
         found.append(Problem("recipe is chosen in defaults", f"write defaults: [{data['recipe']}]", where))
     if not isinstance(((data.get("hydra") or {}).get("sweeper") or {}).get("params", {}), dict):

@@ -121,8 +121,8 @@ def register_algorithm(name: str) -> Callable[[F], F]:
     Attributes
     ----------
     uses : tuple of str
-        The keys that it reads, `"loss.tau"` or `"optim.epochs"`, among those that not every algorithm does; those that
-        it leaves out are refused where they are typed.
+        The keys that it reads beside its bases', `"loss.tau"` or `"optim.epochs"`, among those that not every
+        algorithm does; others are refused where they are typed.
     off_policy : bool
         Whether it learns from stored rows; False where there is none.
     """
@@ -240,12 +240,15 @@ def uses(kind: str, name: str) -> tuple[str, ...]:
     if name not in users_names(kind):
         return ()
     builder = find(kind, name)
-    keys = getattr(builder, "uses", None) or ()
-    for key in (keys,) if isinstance(keys, str) else keys:
-        if key not in leaves(Config) or isinstance(keys, str):
-            fix = f"write uses = ({key!r},)" if key in leaves(Config) else did_you_mean(str(key), leaves(Config))
-            raise ConfigError(f"uses of {kind} {name!r} names no key: {keys!r}", where=_home(builder), fix=fix or None)
-    return tuple(keys)
+    classes = getattr(builder, "__mro__", ()) if kind == "algorithm" else ()  # it reads what its bases do
+    said = [getattr(x, "uses", None) or () for x in (builder, *classes)]
+    for keys in said:
+        for key in (keys,) if isinstance(keys, str) else keys:
+            if key not in leaves(Config) or isinstance(keys, str):
+                fix = f"write uses = ({key!r},)" if key in leaves(Config) else did_you_mean(str(key), leaves(Config))
+                what = f"uses of {kind} {name!r} names no key: {keys!r}"
+                raise ConfigError(what, where=_home(builder), fix=fix or None)
+    return tuple(dict.fromkeys(key for keys in said for key in keys))
 
 
 def arguments(kind: str, options: Any) -> dict[str, Any]:

@@ -47,7 +47,9 @@ def from_dict(
     problems = guard.check(dict(data), where)
     raise_all([*problems, *(typed if problems or wrong is None else ())])
     node = _at_defaults(schema)
-    for key, value in flat(schema, data):
+    pairs = flat(schema, data)
+    problems += need_typed(schema, (key for key, _ in pairs), where)
+    for key, value in pairs:
         problems += [] if key in reset else assign(node, schema, key, value, where)
     for key, value in parsed:
         typed += assign(node, schema, key, value, merge=True)
@@ -56,10 +58,16 @@ def from_dict(
         wrong += typed
     cfg, known = as_object(node, "" if parsed else where), leaves(schema)
     # what older runs keep of other choices, as it was before anybody changed it, is left out
-    kept = [key for key, value in flat(schema, data) if key not in known or value != known[key].default]
+    kept = [key for key, value in pairs if key not in known or value != known[key].default]
     problems = [problem for key in kept for problem in of_another_choice(cfg, key, where)]
     raise_all([*problems, *(problem for key, _ in parsed for problem in of_another_choice(cfg, key))])
     return cfg
+
+
+def need_typed(schema: type, keys: Iterable[str], where: str) -> list[Problem]:
+    """Refuse keys in a file that nothing but the command line may give, such as what to connect to."""
+    typed = sorted({key for key in keys if (leaf := find(schema, key)) and leaf.option.typed})
+    return [Problem(f"{key} is not taken from a file", "give it on the command line", where) for key in typed]
 
 
 def of_another_choice(cfg: Any, key: str, where: str = "") -> list[Problem]:

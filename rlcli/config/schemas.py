@@ -75,7 +75,6 @@ def idle(cfg: Any) -> dict[str, tuple[str, str]]:
 
 
 def in_words(by: str, choice: str) -> str:
-    """Return the reason why a key is idle, as it is said."""
     return f"for rlcli {choice}" if by == "verb" else f"with {by}={choice}"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.choices.collect import ElsewhereOptions, GymOptions, MultiSyncOptions, WorkersOptions
+from rlcli.config.choices.collect import GymOptions, MultiSyncOptions, WorkersOptions
 from rlcli.config.choices.learn import TensorOptions
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
 from rlcli.config.option import as_choice, groups, held, value_at
@@ -75,7 +76,7 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
 def _without_meaning(cfg: Any, typed: Collection[str] | None, undecided: Collection[str]) -> Iterator[Problem]:
     """Refuse what was typed, or (None) changed, and nothing reads; not where it is `undecided` what reads it."""
     table = held(cfg)
-    for key in typed or ():
+    for key in sorted(typed or ()):
         if f"{key.partition('.')[0]}.kind" not in undecided:
             yield from of_another_choice(cfg, key)
     for key, (by, choice) in idle(cfg).items():
@@ -164,14 +165,46 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
         yield Problem(what, "use collector=sync, with env.workers for slow envs")
     if isinstance(c, MultiSyncOptions) and c.preemptive_threshold is not None:
         yield from _check_preemption(cfg)
-    if isinstance(c, ElsewhereOptions) and cfg.weights.swap == "step":
-        what = f"weights.swap=step cannot reach the workers of collector={c.kind} within a batch"
-        yield Problem(what, "leave it out, or use collector=multi_async")
     if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
         yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
     if not isinstance(cfg, Config) and not (c.kind == "multi_sync" or getattr(c, "sync", False)):
         yield Problem(f"rlcli collect takes the steps of a batch again when it is resumed, and with collector={c.kind} "
-                      "workers would have begun others", "use collector=multi_sync")  # fmt: skip
+                      "workers would have begun others",
+                      f"use collector{'.sync=true' if hasattr(c, 'sync') else '=multi_sync'}")  # fmt: skip
+
+
+def check_elsewhere(cfg: Any) -> Iterator[Problem]:
+    c = cfg.collector
+    if c.kind not in ("ray", "distributed"):
+        return
+    if cfg.weights.swap == "step":
+        what = f"weights.swap=step cannot reach the workers of collector={c.kind} within a batch"
+        yield Problem(what, "leave it out, or use collector=multi_async")
+    if c.sync and cfg.weights.max_lag is not None:
+        yield Problem("weights.max_lag has no meaning with collector.sync=true: no batch is behind", "leave it out")
+    if c.kind == "ray":
+        yield from lacking("ray", "collector=ray")
+        for name, amount in c.resources.items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
+                yield Problem(f"collector.resources.{name} is {amount!r}", "write a number, {CPU: 1}")
+        if 1 in (c.num_workers, cfg.env.num) and not (c.address or os.environ.get("RAY_ADDRESS")):
+            what = "collector=ray has one worker here, which takes a cluster to start and is no faster"
+            yield Problem(what, "use collector=multi_sync, or name a cluster: collector.address=host:port")
+        return
+    if c.backend == "nccl" and not installed.torch_has_cuda():
+        what = "collector.backend=nccl needs GPUs, and this torch has none"
+        yield Problem(what, "use collector.backend=gloo", only_here=True)
+    if c.launcher == "torchrun" and "WORLD_SIZE" not in os.environ:
+        what = "collector.launcher=torchrun needs the ranks that torchrun starts"
+        yield Problem(what, "write torchrun --nproc-per-node 3 -m rlcli train ...", only_here=True)
+    if c.slurm and c.launcher != "submitit":
+        what = f"collector.slurm has no meaning with collector.launcher={c.launcher}"
+        yield Problem(what, "use collector.launcher=submitit, or leave it out")
+    if c.launcher == "submitit":
+        yield from (missing := lacking("slurm", "collector.launcher=submitit"))
+        if not missing and c.slurm.get("cluster", "slurm") == "slurm" and shutil.which("sbatch") is None:
+            what = "collector.launcher=submitit submits jobs, and there is no sbatch on this machine"
+            yield Problem(what, "submit from a node of the cluster, or use collector.launcher=mp", only_here=True)
 
 
 def _check_preemption(cfg: Any) -> Iterator[Problem]:
@@ -314,6 +347,7 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
 CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
     check_collector: ("collector.",),
     check_workers: ("collector.", "env.", "weights."),
+    check_elsewhere: ("collector.", "weights.", "env.num."),
     check_wrappers: ("env.wrappers.", "env.transforms."),
     check_learning: ("",),  # any key
     check_recurrence: ("policy.", "loss.kind.", "device."),

@@ -12,7 +12,12 @@ from rlcli.config.option import as_choice, held, value_at
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config, draws
 
-_WHY = {  # key -> what it may be at most, and why
+SHARED = (
+    "env.num", "collector.frames_per_batch", "collector.num_workers", "collector.init_random_frames",
+    "sampler.batch_size", "sampler.num_slices", "storage.max_size",
+)  # fmt: skip
+_WHY = {  # key -> its only value, and why
+    "collector.on_worker_error": ("raise", "a lost worker ends all ranks, and the run goes on from its checkpoint"),
     "env.normalize_observation": (False, "each rank would have statistics of its own"),
     "env.normalize_reward": (False, "each rank would have statistics of its own"),
     "collector.split_trajs": (False, "the ranks' batches would have different shapes"),
@@ -25,30 +30,22 @@ _WHY = {  # key -> what it may be at most, and why
 
 def check_ranks(cfg: Any) -> Iterator[Problem]:
     """Yield what does not fit a learner of so many ranks, or the ranks that this process is one of."""
-    if not isinstance(cfg, Config):
-        return
-    n = cfg.learner.world_size
     elsewhere = getattr(cfg.collector, "launcher", "") == "torchrun"  # whose ranks those are
     if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1" and not elsewhere:
+        trains, size = isinstance(cfg, Config), os.environ["WORLD_SIZE"]
         yield Problem(
-            f"RANK={os.environ['RANK']} of WORLD_SIZE={os.environ['WORLD_SIZE']} is set, as by torchrun, and each of "
-            "those processes would begin a run of its own",
-            f"start rlcli alone, with learner.world_size={os.environ['WORLD_SIZE']}: it starts the other ranks itself "
-            "(or unset RANK and WORLD_SIZE)",
+            f"RANK={os.environ['RANK']} of WORLD_SIZE={size} is set, as by torchrun, and each of those processes would "
+            "begin a run of its own",
+            f"start rlcli alone{f', with learner.world_size={size}: it starts the other ranks itself' * trains} (or "
+            "unset RANK and WORLD_SIZE), or have them collect: collector=distributed collector.launcher=torchrun",
             only_here=True,
         )
-    if n == 1:
+    if not isinstance(cfg, Config) or (n := cfg.learner.world_size) == 1:
         return
     if cfg.collector.kind not in ("sync", "multi_sync"):
         yield Problem(
             f"collector={cfg.collector.kind} collects beside the learner, and the ranks of a learner collect in step",
             "use collector=sync or collector=multi_sync",
-        )
-    if cfg.collector.on_worker_error == "restart":
-        yield Problem(
-            "collector.on_worker_error=restart has no meaning with learner.world_size: a worker that ends, ends all "
-            "ranks, and the run goes on from its checkpoint",
-            "leave it out",
         )
     for key, (without, why) in _WHY.items():
         if key in held(cfg) and value_at(cfg, key) not in (without, None):
@@ -59,16 +56,13 @@ def check_ranks(cfg: Any) -> Iterator[Problem]:
 
 
 def _divided(cfg: Config, n: int) -> Iterator[Problem]:
-    """What every rank takes an equal share of; slices are not cut."""
+    """Yield what does not divide among the ranks; slices are not cut."""
     s = as_choice(StoredSliceOptions, cfg.sampler)
     drawn = (draws(cfg) == "slices" and s.num_slices is None and s.slice_len) or 1
-    keys = {"env.num": 1, "collector.frames_per_batch": 1, "sampler.batch_size": drawn}
-    keys |= {"sampler.num_slices": 1, "collector.num_workers": 1, "collector.init_random_frames": 1}
-    keys |= {"storage.max_size": 1}
-    for key, unit in ((key, unit) for key, unit in keys.items() if key in held(cfg)):
-        value = value_at(cfg, key)
-        if isinstance(value, int) and value % (n * unit):
-            low = value // (n * unit) * n * unit
-            fits = " or ".join(f"{key}={x}" for x in (low, low + n * unit) if x > 0)
-            of = f" slices of {unit} rows" if unit > 1 else ""
+    for key in (key for key in SHARED if key in held(cfg)):
+        value, rows = value_at(cfg, key), drawn if key == "sampler.batch_size" else 1
+        if isinstance(value, int) and value % (unit := n * rows):
+            low = value // unit * unit
+            fits = " or ".join(f"{key}={x}" for x in (low, low + unit) if x > 0)
+            of = f" slices of {rows} rows" if rows > 1 else ""
             yield Problem(f"{key}={value} does not divide among learner.world_size={n} ranks{of}", f"use {fits}")

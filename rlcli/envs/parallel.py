@@ -95,19 +95,10 @@ class ParallelEnv(BatchedEnv):
     fast = True
 
     def __init__(
-        self,
-        num_workers: int,
-        create_env_fn: Maker | Sequence[Maker],
-        *,
-        workers: int | None = None,
-        per_worker: int | str | None = None,
-        caller_steps: bool | None = None,
-        step_timeout: float | None = None,
-        on_worker_error: str = "raise",
-        start_method: str | None = None,
-        device=None,
-        first: gym.Env | None = None,
-    ) -> None:
+        self, num_workers: int, create_env_fn: Maker | Sequence[Maker], *, workers: int | None = None,
+        per_worker: int | str | None = None, caller_steps: bool | None = None, step_timeout: float | None = None,
+        on_worker_error: str = "raise", start_method: str | None = None, device=None, first: gym.Env | None = None,
+    ) -> None:  # fmt: skip
         self.start_method = start_method or USUAL_METHOD
         self._processes: dict[str, Any] = {
             "workers": workers, "per_worker": per_worker, "caller_steps": caller_steps, "step_timeout": step_timeout,
@@ -210,18 +201,9 @@ class Apart(Stacked, Owner):
     fast = True
 
     def __init__(
-        self,
-        makers: Sequence[bytes],
-        example: EnvBase,
-        *,
-        workers: int | None,
-        per_worker: int | str | None,
-        caller_steps: bool | None,
-        step_timeout: float | None,
-        on_worker_error: str,
-        start_method: str,
-        device: Any,
-    ) -> None:
+        self, makers: Sequence[bytes], example: EnvBase, *, workers: int | None, per_worker: int | str | None,
+        caller_steps: bool | None, step_timeout: float | None, on_worker_error: str, start_method: str, device: Any,
+    ) -> None:  # fmt: skip
         arguments.seconds("step_timeout", step_timeout)
         if on_worker_error == "restart" or caller_steps:
             asked = "caller_steps=True" if caller_steps else "on_worker_error='restart'"
@@ -230,7 +212,6 @@ class Apart(Stacked, Owner):
                 fix="Leave it out, or put the transforms outside: TransformedEnv(ParallelEnv(n, make_env), transform).",
             )  # fmt: skip
         self.parts, _ = shared_out(len(makers), workers, per_worker, False, on_worker_error)
-        self.step_timeout: float | None = None
         start = partial(Worker, TARGET, start_method=start_method, preload=[__name__])
         self.group = WorkerGroup(start, len(self.parts), owner=self)
         try:
@@ -254,9 +235,6 @@ class Apart(Stacked, Owner):
         given = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
         bodies = [packed((name, args)) for args in given.values()]
         return self.group.call(lambda owner, _: owner.group.order(CALL, bodies, only=[*given]))
-
-    def limit(self, index: int) -> float | None:
-        return self.step_timeout
 
     def refusal(self, lost: Lost) -> Exception:
         if not self.group.is_open:

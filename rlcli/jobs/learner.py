@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rlcli.objectives.value.estimator import ValueEstimator
     from rlcli.runs.checkpoint import Checkpoint
 
+_ANEW = "weights, optimizer and counts go on; open episodes, rows of a buffer and random numbers begin anew"
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
 
 
@@ -202,41 +203,42 @@ class Learner:
             return {}
         return {"evaluation": played.as_dict()}
 
-    def load(self, found: Checkpoint, *, divided: bool = False) -> None:
-        """Go on from a checkpoint; damaged ones that were passed over are named.
-
-        `divided`: it is of a run of another number of ranks; envs, buffer and random streams begin anew.
-        """
+    def load(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint; damaged ones that were passed over are named."""
         for reason in found.skipped:
             self.reporter.warn("checkpoint", reason)
         self.resumed = True
         from rlcli.typed import Misfit  # a new run reads nothing
 
+        own = found.ranks == self.hooks.ranks and found.path.is_relative_to(self.run.path)
         with loading_state(found.path):
-            self._take_over(found.state if not divided else self._parted(found.state), divided)
+            self._take_over(found.state, own)
             if self.loop.frames != found.manifest["number"]:
                 raise Misfit(f"it is of {self.loop.frames:,} frames, and called {found.manifest['number']:,}")
 
-    def _parted(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state without what one of other ranks alone had."""
-        state["update"]["generator"] = self.update.generator.get_state()
-        state["loop"] |= {name: [] for name in ("rewards", "ends", "lanes", "episodes")}
-        return state
+        if found.ranks != self.hooks.ranks:
+            self.reporter.say(f"of what each rank had, {_ANEW}")
+        elif not own:
+            self.reporter.warn("checkpoint", f"a rank has no whole checkpoint at {self.loop.frames:,} frames: {_ANEW}")
 
-    def _take_over(self, state: dict[str, Any], divided: bool) -> None:
+    def _take_over(self, state: dict[str, Any], own: bool) -> None:
+        """Load a state, or of one that another rank saved, or one of so many others, what all of them have alike."""
+        if not own:
+            state["update"]["generator"] = self.update.generator.get_state()
+            state["loop"] |= {name: [] for name in ("rewards", "ends", "lanes", "episodes")}
         self.policy.load_state_dict(state["policy"])
         self.update.load_state_dict(state["update"])
         self.loop.load_state_dict(state["loop"])
         self.reporter.load_state_dict(state["reporter"])
-        if divided:
-            episodes, lanes = self.reporter.tally.episodes, self.collector.envs
-            episodes.forget_open()
-            self.collector.begin_anew(self.reporter.tally.frames // self.hooks.ranks, (), [episodes.episodes] * lanes)
-        else:
+        if own:
             if self.buffer is not None:
                 self.buffer.load_state_dict(state["buffer"])
             report_lost(self.reporter, self.collector.load_state_dict(state["collector"], replay=self.replayable))
             random_streams.restore(state["random"])  # replaying may have drawn from them
+        else:
+            episodes, lanes = self.reporter.tally.episodes, self.collector.envs
+            episodes.forget_open()
+            self.collector.begin_anew(self.reporter.tally.frames // self.hooks.ranks, (), [episodes.episodes] * lanes)
         self.saver.resumed_at(self.loop.frames)
         if self.hooks.evaluation is not None:
             self.hooks.evaluation.load_state_dict(state.get("evaluation", {"last": self.loop.frames}))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import select
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,15 @@ from torch import distributed
 from rlcli.arguments import refuse
 from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words
 from rlcli.learning.ranks import Ranks
-from rlcli.processes.channel import Channel, Closed, packed, unpacked
+from rlcli.processes.channel import Channel, packed, unpacked
+from rlcli.processes.group import WorkerGroup
+from rlcli.processes.line import Line, serve
+from rlcli.processes.replacing import Lost
 from rlcli.processes.worker import Worker, end
-from rlcli.vec_envs.workers import Told, told
+from rlcli.vec_envs.workers import told
 
 MEETING = "ranks.meeting"
-_ORDER, _READY, _FAILED = 1, 2, 3  # kinds of frames
+_LEARN, _WORK = 1, 2  # kinds of orders
 _CAUSE, _GRACE, _SAVING = 1.5, 1.0, 10.0  # seconds: to find who failed; to end in, after an error, or after a stop
 _LONG = timedelta(days=7)  # rank 0 evaluates while the others wait
 
@@ -36,97 +38,95 @@ class RankLost(ResourceError):
     """A rank was left alone: another has ended, and rank 0 says why."""
 
 
-@dataclass(eq=False)
-class Others:
+class Others(WorkerGroup):
     """The other ranks, as rank 0 sees them."""
-
-    workers: list[Worker] = field(default_factory=list)
 
     def look(self) -> None:
         """Raise the error of one that has ended."""
-        if (cause := self._cause()) is not None:
-            raise cause
+        ends = [worker.channel.end for worker in self.workers]
+        if select.select(ends, [], [], 0)[0] or any(worker.exit_code() is not None for worker in self.workers):
+            self.hear(self.first)
+
+    def hear(self, answers: Callable[[], object]) -> None:
+        """Wait for answers; raise what went wrong in the words of rank 0."""
+        try:
+            answers()
+        except Lost as lost:
+            raise ResourceError(
+                f"rank {lost.index + 1} of the learner {lost.how}", where="learner.world_size",
+                why="the others cannot go on without it", fix="Where it ran out of memory, the system log says so",
+            ) from None  # fmt: skip
+        except RlcliError as error:
+            error.where = f"rank {self.awaited + 1}" + (f", {error.where}" if error.where else "")
+            raise
+        except Exception as error:
+            raise ResourceError(f"rank {self.awaited + 1} of the learner failed", why=in_words(error)) from error
 
     def lost(self, error: Exception) -> Exception:
         """Return the error to raise where a collective failed: why the first of them has ended."""
         deadline = time.monotonic() + _CAUSE
-        while (cause := self._cause()) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return cause or ResourceError("the ranks of the learner lost their connection", why=in_words(error))
-
-    def ready(self) -> None:
-        """Wait until all of them have come up."""
-        for worker in self.workers:
-            while not _readable(worker.channel, 0.1):
+        while time.monotonic() < deadline:
+            try:
                 self.look()
-            kind, _, body = worker.channel.receive()
-            if kind == _FAILED:
-                raise unpacked(body)
-
-    def _cause(self) -> Exception | None:
-        for rank, worker in enumerate(self.workers, 1):
-            with contextlib.suppress(Closed):
-                if _readable(worker.channel):
-                    return unpacked(worker.channel.receive()[2])
-            if worker.exit_code() not in (None, 0):
-                return ResourceError(
-                    f"rank {rank} of the learner {worker.how_it_ended()}", where="learner.world_size",
-                    why="the others cannot go on without it", fix="Where it ran out of memory, the system log says so",
-                )  # fmt: skip
-        return None
+            except RlcliError as cause:
+                return cause
+            time.sleep(0.01)
+        return ResourceError("the ranks of the learner lost their connection", why=in_words(error))
 
 
 @contextlib.contextmanager
 def started(
     size: int, backend: str, folder: Path, target: str, order: Mapping[str, Any], preload: Sequence[str]
-) -> Iterator[tuple[Ranks, Others]]:
+) -> Iterator[Ranks]:
     """Start ranks 1 to `size - 1`, which run `target` of a channel and are given an `order`; yield rank 0's side."""
-    others, meeting = Others(), folder / MEETING
+    meeting, grace, ranks = folder / MEETING, _SAVING, None
     meeting.unlink(missing_ok=True)
-    grace = _SAVING
-    ranks: Ranks | None = None
+    others = Others(partial(Worker, target, preload=preload), size - 1)
     try:
-        facts = told()
-        for rank in range(1, size):
-            others.workers.append(worker := Worker(target, preload=preload))
-            worker.channel.send(_ORDER, body=packed((facts, str(meeting), rank, size, backend, dict(order))))
-        others.ready()
+        of = [packed((told(), str(meeting), rank, size, backend, dict(order))) for rank in range(1, size)]
+        others.hear(lambda: others.order(_LEARN, of))
+        for index in range(size - 1):
+            others.begin(index, _WORK)
         ranks = _met(meeting, 0, size, backend)
-        ranks.lost = others.lost
-        yield ranks, others
+        ranks.lost, ranks.look = others.lost, others.look
+        yield ranks
     except BaseException as error:
         grace = _SAVING if isinstance(error, StoppedSafely) else _GRACE
         raise
     finally:
-        if ranks is not None:
+        end(others.workers, grace)
+        if ranks is not None:  # a collective that was broken off goes on until they have ended
             ranks.close()
-        _end(others.workers, grace)
         meeting.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def joined(channel: Channel) -> Iterator[tuple[Ranks, dict[str, Any]]]:
-    """Join the other ranks, in a process of `started`; yield this rank's side and its order. Errors go to rank 0."""
-    facts, meeting, rank, size, backend, order = unpacked(channel.receive()[2])
-    assert isinstance(facts, Told)
-    try:
-        facts.learn()
-        channel.send(_READY)
+def serve_as_rank(channel: Channel, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
+    """Join the other ranks, in a process of `started`, and `work` as rank 0 orders."""
+    given: list[Any] = []
+
+    def look() -> None:
+        if select.select([channel.end], [], [], 0)[0]:
+            raise RankLost("rank 0 has ended")
+
+    def carry_out(kind: int, body: bytes) -> None:
+        if kind == _LEARN:
+            facts, *given[:] = unpacked(body)
+            return facts.learn()
+        meeting, rank, size, backend, order = given
         ranks = _met(Path(meeting), rank, size, backend)
         ranks.lost = lambda error: RankLost("another rank has ended", why=in_words(error))
-        yield ranks, order
-    except RankLost:
-        pass
-    except BaseException as error:
-        if not isinstance(error, RlcliError):
-            sys.excepthook(type(error), error, error.__traceback__)
-            error = ResourceError(f"rank {rank} of the learner failed", why=in_words(error))
-        error.where = f"rank {rank}" + (f", {error.where}" if error.where else "")
-        if isinstance(error, StoppedSafely):  # rank 0 has most often stopped, too, and does not hear it
+        ranks.look = look
+        try:
+            work(ranks, order)
+        except RankLost:
+            pass
+        except StoppedSafely as error:  # rank 0 has most often stopped, too, and does not hear it
             error.fix = order["resume"]
-        with contextlib.suppress(Closed):
-            channel.send(_FAILED, body=packed(error))
-        raise SystemExit(error.exit_code) from error
+            raise
+        finally:
+            ranks.close()
+
+    serve(Line(channel), carry_out)
 
 
 def backend_of(asked: str, size: int, on_gpu: bool) -> str:
@@ -150,15 +150,3 @@ def _met(meeting: Path, rank: int, size: int, backend: str) -> Ranks:
     if backend == "nccl":
         groups["cuda"] = kinds.ProcessGroupNCCL(distributed.PrefixStore("cuda", store), rank, size)
     return Ranks(rank, size, groups)
-
-
-def _end(workers: Sequence[Worker], grace: float) -> None:
-    """Let them end by themselves, then kill them."""
-    deadline = time.monotonic() + grace
-    for worker in workers:
-        worker.exit_code(max(0.0, deadline - time.monotonic()))
-    end(workers, 0.0)
-
-
-def _readable(channel: Channel, seconds: float = 0.0) -> bool:
-    return bool(select.select([channel.end], [], [], seconds)[0])

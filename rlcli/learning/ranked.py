@@ -7,6 +7,7 @@ for first, is the last to.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from rlcli.collectors.finish import Ended
 from rlcli.errors import NumericsError
+from rlcli.learning.evaluation import FailedEvaluation, Played
 from rlcli.learning.loops import Hooks
 from rlcli.learning.ranks import Ranks
 from rlcli.report.tally import ValueRows
@@ -71,15 +73,22 @@ class RankHooks(Hooks):
         return {**counted, **columns, "ends": ends}
 
 
+def played(ranks: Ranks, evaluate: Callable[[], Played | None]) -> Played:
+    """Evaluate on rank 0 alone; an evaluation that was asked to stop is over, as it is for the others."""
+    return (None if ranks.rank else evaluate()) or FailedEvaluation("it was asked to stop")
+
+
 @dataclass(eq=False, kw_only=True)
 class RankSaver(Saver):
     """Save one rank's state when all save: at a signal to any rank, or when rank 0 finds it due."""
 
     of: Ranks
     weights: Tensor  # that are the same on all ranks
-    others: Any = None  # on rank 0: `look` raises where one of them has ended
     _agreed: tuple[bool, bool] = (False, True)  # save, copy
     _looked: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._look, self.of.look = self.of.look, self.stop_if_overdue
 
     def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
         asked = True
@@ -92,9 +101,9 @@ class RankSaver(Saver):
             super().stop_if_asked(frames, saved=saved)
 
     def stop_if_overdue(self) -> None:
-        if self.others is not None and (now := time.monotonic()) - self._looked > LOOK:
+        if (now := time.monotonic()) - self._looked > LOOK:
             self._looked = now
-            self.others.look()
+            self._look()
         super().stop_if_overdue()
 
     def due(self, frames: int) -> bool:

@@ -8,6 +8,7 @@ batch   stop, save, copy                          one all-reduce
 from __future__ import annotations
 
 import math
+import os
 import time
 import zlib
 from collections import Counter
@@ -26,6 +27,7 @@ from rlcli.learning.minibatches import Minibatch
 from rlcli.learning.optimizer import RIDERS, FlatParameters
 from rlcli.objectives.reduction import mask_of
 
+_SPIN, _LOOK = 5e-4, 0.05  # seconds: before it sleeps while it waits for other ranks, and at most between two looks
 _FLOORS = {"minibatch": 1e-6, "batch": 1e-4}  # of the deviation, as loss and estimator have them alone
 
 
@@ -41,8 +43,9 @@ class Ranks:
 
     Attributes
     ----------
-    lost : callable
-        Failure of a collective -> the error to raise: another rank has ended.
+    lost, look : callable
+        Failure of a collective -> the error to raise: another rank has ended; raise, while it is waited for, where one
+        has, or where the run is to stop.
     average : {"minibatch", "batch"} or None
         The rows, of all ranks, that advantages are normalised over.
     calls : Counter
@@ -54,6 +57,7 @@ class Ranks:
     def __init__(self, rank: int, size: int, groups: Mapping[str, Any]) -> None:
         self.rank, self.size = rank, size
         self.lost: Callable[[Exception], Exception] = lambda error: error
+        self.look: Callable[[], object] = lambda: None
         self.average: str | None = None
         self.calls, self.work, self.meeting = Counter[str](), math.inf, math.inf
         self._then: float | None = None
@@ -159,16 +163,16 @@ class Ranks:
     def add(self, kind: str, x: Tensor) -> None:
         """Replace `x` by its sum over all ranks."""
         self.calls[kind] += 1
-        self._call(self._groups.get(x.device.type, self._groups["cpu"]).allreduce, [x])
-
-    def time(self, x: Tensor, times: int = 10) -> float:
-        """Return the seconds that it takes to add up zeros like `x`, at best; all ranks measure at once."""
-        x, each = torch.zeros_like(x), list[float]()
-        for _ in range(times):
-            began = time.perf_counter()
-            self.add("start", x)
-            each.append(time.perf_counter() - began)
-        return min(each)
+        if x.device.type in self._groups and not x.is_cpu:  # what the GPU waits for
+            return self._call(self._groups[x.device.type].allreduce, [x])
+        began, work = time.perf_counter(), self._groups["cpu"].allreduce([x])
+        while not work.is_completed():  # `wait` would answer no signal, however long another rank takes
+            if (waited := time.perf_counter() - began) < _SPIN:
+                os.sched_yield()  # another rank may need this core
+            else:
+                self.look()
+                time.sleep(min(waited / 10, _LOOK))
+        self._call(lambda: work)
 
     def close(self) -> None:
         """Disconnect: the others, where they wait, are told so."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 from torch import nn
 
+from rlcli.planning.tensors import REMOTE_WORKER
 from rlcli.processes.memory import give_back, grown, resident
 
 if TYPE_CHECKING:
@@ -102,6 +103,9 @@ def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
 def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
     """Measure what one more env takes here, and a worker with one env, that acts where it collects."""
     envs, parent = one_more(run), 0
+    if run.remote is not None:
+        alone = REMOTE_WORKER * (run.remote > 0)
+        return dataclasses.replace(envs, workers=run.remote + run.num * envs.each * (run.remote > 0), worker=alone)
     if run.collecting:
         from rlcli.collectors import MultiSyncCollector
 

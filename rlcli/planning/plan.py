@@ -62,14 +62,16 @@ class Plan:
     out_of_step: int  # a batch may hold more once episodes have ended: kept states
     peaks: Sequence[Peak]
     process: dict[str, int]  # part -> bytes, measured in this process
-    workers: int = 0  # processes that step the envs, and their fork server
+    workers: int = 0  # processes that step the envs, and their fork server; other ranks of a learner, and theirs
     worker: int = 0  # of `workers`, each without its envs
+    ranks: int = 1  # of the learner: the rest is of one of them
     env_bytes: int = 0  # of one more env, without the rows collected from it
     modes: Sequence[Mode] = ()
     places: Sequence[MemoryFit] = ()
     advice: Sequence[str] = ()
     warnings: Sequence[str] = field(default=())
     networks: Sequence[NetworkLayer] = ()  # of the policy, layer by layer
+    sent: tuple[int, int] | None = None  # to other machines: a batch, a version of the weights
 
     @property
     def own(self) -> int:
@@ -153,7 +155,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def _title(plan: Plan) -> str:
-    batch = f"{figures.count(plan.frames)} frames per batch, {plan.lanes} envs"
+    batch = f"{figures.count(plan.frames)} frames per batch, {plan.lanes} envs" + " a rank" * (plan.ranks > 1)
     title = "" if plan.title == plan.verb else f" {plan.title}"
     return f"{plan.verb}{title}, {plan.env}: {batch}, memory={plan.next_obs}. Nothing of the run's size was allocated."
 
@@ -193,7 +195,8 @@ def _tables(plan: Plan) -> Iterator[Table]:
     process.add("= stages together", figures.size(at_once(plan.peaks)))
     process.add("= RAM", figures.size(plan.total), strong=True)
     if plan.workers:
-        process.add("worker processes, beside it", figures.size(plan.workers))
+        others = "worker processes" if plan.ranks == 1 else f"all other processes of {plan.ranks} ranks"
+        process.add(f"{others}, beside it", figures.size(plan.workers))
     yield process
     places = Table(["fits?", "needs", "free", "of", ""])
     for place in plan.places:
@@ -218,6 +221,13 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.per_end:
         more = f", and batches after it may hold {figures.size(plan.out_of_step)} more" if plan.out_of_step else ""
         yield f"every episode that ends inside a batch adds {figures.size(plan.per_end)}{more}", ""
+    if plan.sent is not None:
+        yield (
+            "a batch of {} comes from workers, a version of the weights of {} goes".format(
+                *map(figures.size, plan.sent)
+            ),
+            "",
+        )
     if any(peak.saved for peak in plan.peaks):
         yield "recurrent stages are planned for sequences without episode ends; with some, they need more memory", ""
     for text in plan.warnings:

@@ -182,6 +182,9 @@ def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Ledg
     return LedgerEntry(SPARE, what, nbytes, device=device, peak=nbytes)
 
 
+CLUSTER = REMOTE_WORKER = int(0.4 * 2**30)  # of Ray on this machine; of a process that imports all by itself
+
+
 @dataclass(frozen=True)
 class RunEnvs:
     """The envs of a run: how many there are, which process steps them, and how more like them are made."""
@@ -191,6 +194,7 @@ class RunEnvs:
     evaluated: int  # what an evaluation makes beside them
     workers: int  # processes that step the others
     collecting: bool  # whether those collect
+    remote: int | None  # bytes of workers of another framework that are here; None: they are processes of ours
     make: Callable[[int], EnvBase]  # so many in this process
     make_one: Callable[[], EnvBase]  # as a collecting worker has it
     make_apart: Callable[[], EnvBase]  # stepped by a worker

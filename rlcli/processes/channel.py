@@ -59,14 +59,9 @@ class Channel:
         return sum(map(len, parts)) == _HEAD.unpack(NOTHING.join(head))[2]
 
     def send(
-        self,
-        kind: int,
-        turn: int = 0,
-        body: bytes = NOTHING,
-        *,
-        fds: Sequence[int] = (),
+        self, kind: int, turn: int = 0, body: bytes = NOTHING, *, fds: Sequence[int] = (),
         meanwhile: Callable[[], object] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Send a frame, then descriptors; each `give_up_after` calls `meanwhile`, which may raise and leave half."""
         if self._out[2]:
             self.finish(meanwhile)
@@ -133,10 +128,6 @@ class Channel:
             self.end.setsockopt(socket.SOL_SOCKET, direction, limit)
 
     # ---- descriptors ---------------------------------------------------------------------------------------------
-    def send_fd(self, fd: int) -> None:
-        """Send a file descriptor, for the other end to `receive_fd` next."""
-        self._patiently(lambda: socket.send_fds(self.end, [b"f"], [fd]))
-
     def receive_fd(self) -> int:
         room_for(1)
         messages: list[tuple[bytes, list[int], int, Any]] = []

@@ -76,22 +76,14 @@ class Line:
         return self._cells is not None and bool(self._parents[_SPINS])
 
     def send(
-        self,
-        kind: int,
-        turn: int,
-        body: bytes = NOTHING,
-        *,
-        fds: Sequence[int] = (),
+        self, kind: int, turn: int, body: bytes = NOTHING, *, fds: Sequence[int] = (),
         meanwhile: Callable[[], object] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Send one frame; turns grow, and begin with 1. See `Channel.send`."""
-        if self._cells is None:
+        if framed := self._cells is None or body or fds:
             self.channel.send(kind, turn, body, fds=fds, meanwhile=meanwhile)
-        elif body or fds:
-            self.channel.send(kind, turn, body, fds=fds, meanwhile=meanwhile)
-            self._tell(kind | _FRAME, turn)
-        else:
-            self._tell(kind, turn)
+        if self._cells is not None:
+            self._tell(kind | _FRAME if framed else kind, turn)
 
     def _tell(self, kind: int, turn: int) -> None:
         assert self._cells is not None

@@ -1,18 +1,29 @@
-"""Workers that are lost are replaced: a few times now and then, not for ever, and a successor is told what they were.
+"""What all groups of workers do: one order to all and an answer from each, or orders whose answers come as they may.
 
-Nothing here knows where workers are: a group starts them, and carries orders to them. What all workers were told once,
-and whoever comes later has to be told again, is the group's setup log: ordered calls, made anew for a successor with
-what their owner knows by then.
+Workers that are lost are replaced: a few times now and then, not for ever. What all were told once, and whoever comes
+later has to be told again, is the group's setup log: ordered calls, made anew for a successor with what their owner
+knows by then. Nothing here knows where workers are: a kind of group starts them, and carries orders to them.
 """
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, in_words
+from rlcli.processes import watchdog
+from rlcli.processes.channel import NOTHING
+from rlcli.processes.line import FAILED, raised
+from rlcli.processes.messages import joined
+from rlcli.processes.watchdog import Watchdog
 
 POLICIES = ("raise", "restart")  # what becomes of a worker that ends, hangs, or whose env raises
 NOT_REPLACED = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
@@ -34,6 +45,7 @@ class Owner:
     name = "env"
     fix = ""  # for a worker that was replaced too often
     standing_still = "not answering"  # what a worker is killed after
+    step_timeout: float | None = None
 
     def place(self, index: int) -> str:
         """Name a worker and its envs, in a sentence."""
@@ -41,7 +53,7 @@ class Owner:
 
     def limit(self, index: int) -> float | None:
         """Return the seconds after which a worker that owes an answer and stands still is killed."""
-        return None
+        return self.step_timeout
 
     def progress(self, index: int, turn: int) -> object:
         """Return what differs from before where a worker that owes the answer of this turn does not stand still."""
@@ -68,34 +80,236 @@ class Owner:
 Call = Callable[[Any, Sequence[int]], list[Any]]  # orders of an owner to some of its workers; returns the answers
 
 
-class ReplacingGroup:
-    """Base of groups: the setup log, and one way to replace, refuse and count; with `goes_on` workers are replaced."""
+Answer: TypeAlias = tuple[int, bytes, Sequence[np.ndarray]]  # ANSWER or FAILED, and the value: see `messages.joined`
 
-    def __init__(self, owner: Owner, on_error: str) -> None:
+
+@dataclass(eq=False)
+class Order:
+    """Keep one order of `begin` until `first` returns its answer; turns grow."""
+
+    turn: int
+    kind: int
+    body: bytes
+    attachments: Any
+    about: Any
+    answer: Answer | None = None  # one that came while another was waited for
+    future: Any = None  # of the answer; None: it is not known whether the order was submitted
+    took: float = 0.0  # seconds until its answer came
+
+    def answered(self, submitted: float, future: object) -> None:
+        self.took = time.monotonic() - submitted
+
+
+class ReplacingGroup(ABC):
+    """Base of groups of `count` workers, each made by `start`, ended by `close`; with `goes_on` they are replaced."""
+
+    awaited = -1  # the worker whose answer is waited for, or was last
+    looks = 0  # at workers that are waited for
+    preparing: int | None = None  # the worker that is told what the setup log says
+    _interrupt: Callable[[], object] | None = None
+    _given_up: EnvError | None = None
+    _settled = True  # whether all that `send` asked for has been answered
+    _asked: Sequence[int] = ()
+    _turn, _served = 0, -1  # of the last order; whose answer `first` gave last
+
+    def __init__(
+        self, owner: Owner, on_error: str, count: int, start: Callable[[int], Any], end: Callable[[list[Any]], object]
+    ) -> None:
         self._owner: Any = weakref.proxy(owner)
         self.goes_on = on_error == "restart"
         self.failed: dict[int, BaseException] = {}  # workers that are lost, or raised, until they are replaced
         self._log: dict[str, Call] = {}
         self._restarts = Restarts()
-        self._given_up: EnvError | None = None
-        self.preparing: int | None = None  # the worker that is told what the setup log says
+        self._orders: list[deque[Order]] = [deque() for _ in range(count)]
+        self._watchdogs = [Watchdog() for _ in range(count)]
+        self._start, self._pid, self.workers = start, os.getpid(), list[Any]()
+        self.close = weakref.finalize(self, _close, self._pid, end, self.workers)
+        try:
+            for index in range(count):
+                self.workers.append(start(index))
+        except BaseException:
+            self.close()
+            raise
 
-    # ---- what a kind of group does -------------------------------------------------------------------------------
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self._orders)
 
     @property
     def is_open(self) -> bool:
-        raise NotImplementedError
+        return self.close.alive
 
-    def _start_another(self, index: int) -> None:
-        """End a worker, and start another in its place; what it was to answer is dropped."""
-        raise NotImplementedError
+    def interrupt_by(self, check: Callable[[], object]) -> None:
+        """Call `check` twice a second from now on: what it raises ends the wait."""
+        self._interrupt = check
 
+    # ---- what a kind of group does -------------------------------------------------------------------------------
+    @abstractmethod
+    def _send(self, index: int, turn: int, kind: int, body: bytes, attachments: Any) -> None:
+        """Send an order whose answer is waited for."""
+
+    @abstractmethod
+    def wait(self, index: int, turn: int) -> Answer:
+        """Return a worker's answer to the order of this turn; nothing where it is lost and the group goes on."""
+
+    @abstractmethod
+    def _submit(self, index: int, order: Order) -> None:
+        """Send an order of `begin`, where that is yet to be done."""
+
+    @abstractmethod
+    def _ready(self, heads: Mapping[int, Order]) -> Sequence[int]:
+        """Wait for these workers' answers; return who has one, none where a worker was lost instead."""
+
+    @abstractmethod
+    def _taken(self, index: int, order: Order) -> Answer | None:
+        """Return the answer of a worker that is ready, None where it is none."""
+
+    @abstractmethod
+    def _kill(self, index: int) -> None:
+        """End a worker at once."""
+
+    def _forget_lost(self) -> None:  # noqa: B027
+        """Forget orders whose answers came, and were lost with the call that was broken off."""
+
+    # ---- one order to all ----------------------------------------------------------------------------------------
+    def order(
+        self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
+        attachments: Any = (),
+    ) -> list[Any]:  # fmt: skip
+        """Send orders, one body for all or one each, and return the answers; raises Lost, or the first failure."""
+        self.send(kind, bodies, only=only, attachments=attachments)
+        return self.answers()
+
+    def send(
+        self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
+        attachments: Any = (),
+    ) -> None:  # fmt: skip
+        """Send orders: what this process does before it asks for the `answers`, all do at once."""
+        self.settle()
+        if any(self._orders):
+            self._submit_all()
+        self._turn += 1
+        turn, self._settled = self._turn, False
+        chosen = range(len(self.workers)) if only is None else only
+        for i, index in enumerate(chosen):
+            if index not in self.failed:
+                self.awaited = index
+                self._send(index, turn, kind, bodies if isinstance(bodies, bytes) else bodies[i], attachments)
+        self._asked = chosen
+
+    def answers(self) -> list[Any]:
+        answers, failures = [], []
+        for index in self._asked:
+            how, body, arrays = self.wait(index, self._turn)
+            if how == FAILED:
+                failures.append(error := raised(body))
+                body = NOTHING
+                if self.goes_on:
+                    self.failed[index] = error
+            # copied, since a transport's memory may only be read, and what a worker says may be kept
+            answers.append(joined(body, [np.array(x) for x in arrays]) if body else None)
+        self._settled = True
+        if failures and not self.goes_on:
+            raise failures[0]
+        return answers
+
+    def settle(self) -> None:
+        """Wait for orders whose answers nobody asked for: their memory must not be written before."""
+        self._check()
+
+    # ---- orders whose answers come as they may -------------------------------------------------------------------
+    def begin(self, index: int, kind: int, body: bytes = NOTHING, *, about: Any = None, attachments: Any = ()) -> None:
+        """Give a worker an order for `first`, behind those before it; `begun` tells if one that is broken off goes."""
+        self._check()
+        self._submit_all()
+        self._turn += 1
+        self._orders[index].append(Order(self._turn, kind, body, attachments, about))
+        self._submit_all()
+
+    def begun(self) -> list[list[Any]]:
+        """Return what each worker's orders of `begin` are about that did not come out of `first`."""
+        self._forget_lost()
+        return [[order.about for order in orders] for orders in self._orders]
+
+    def first(self) -> tuple[int, Any]:
+        """Return the first worker to answer an order of `begin`, in turn, and its answer; raise what it raised."""
+        self._check()
+        self._submit_all()
+        while True:
+            heads = {index: orders[0] for index, orders in enumerate(self._orders) if orders}
+            if not heads:
+                raise RuntimeError("an answer is expected, but no command was sent")
+            for index, order in heads.items():
+                if index in self.failed and order.answer is None:
+                    self.awaited = index
+                    raise self.failed[index]
+            for index in sorted(self._ready(heads), key=lambda index: (index - self._served - 1) % len(self)):
+                self.awaited = index
+                answer = heads[index].answer or self._taken(index, heads[index])
+                if answer is not None:
+                    self._served = index
+                    self._orders[index].popleft()
+                    how, body, arrays = answer
+                    if how == FAILED:
+                        raise raised(body)
+                    return index, joined(body, arrays)
+
+    def _submit_all(self) -> None:
+        """Submit what a broken-off call left, before anything else is."""
+        self._forget_lost()
+        for index, orders in enumerate(self._orders):
+            for order in orders:
+                if index not in self.failed:
+                    self._submit(index, order)
+
+    # ---- who is lost ---------------------------------------------------------------------------------------------
     def limit(self, index: int) -> float | None:
         """Return the seconds that a worker may stand still in while it owes an answer."""
         limit = self._owner.limit(index)
         return limit if limit is None or self.preparing != index else max(BUILDING, limit)
+
+    def _watch(self, index: int) -> None:
+        """Kill and lose a worker that owes an answer and has stood still for its limit."""
+        if index in self.failed:
+            return
+        limit, dog, building = self.limit(index), self._watchdogs[index], self.preparing == index
+        self.looks += 1
+        quiet = dog.look(self._turn if building else self._owner.progress(index, self._turn))
+        if limit is not None and quiet >= limit:
+            self._kill(index)
+            doing = Owner.standing_still if building else self._owner.standing_still
+            self._lose(index, f"was killed after {doing} for {limit:g} s", limit)
+        elif limit is None and not building and dog.passes(watchdog.SAY_AFTER):
+            self._owner.stands_still(index, quiet)
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ArgumentError(
+                "a forked process cannot use the workers of its parent", why="both would read their answers",
+                fix="Make the env or the collector in the process that uses it.",
+            )  # fmt: skip
+        if not self.close.alive:
+            raise Lost(max(self.awaited, 0), "was closed")
+
+    def _check(self) -> None:
+        self._check_open()
+        if self.failed and not self.goes_on:
+            lost: Any = next(iter(self.failed.values()))
+            raise Lost(lost.index, lost.how)  # that it was late was said when it was lost
+
+    def _lose(self, index: int, how: str = "", late: float | None = None) -> None:
+        self._check_open()  # a thread that closes the group ends the workers under one that waits for them
+        lost = self.failed.setdefault(index, Lost(index, how or self.workers[index].how_it_ended(), late))
+        if not self.goes_on:
+            self.awaited = index
+            raise lost from None
+
+    def _start_another(self, index: int) -> None:
+        """End a worker, and start another in its place; what it was to answer is dropped."""
+        self._check_open()
+        self._orders[index].clear()
+        self._watchdogs[index] = Watchdog()
+        self._kill(index)
+        self.workers[index] = self._start(index)
 
     # ---- what all are told ---------------------------------------------------------------------------------------
     def call(self, call: Call, *, replaces: bool = False) -> list[Any]:
@@ -182,6 +396,11 @@ class ReplacingGroup:
         """Raise where workers are not replaced any more: the others may be busy for long."""
         if self._given_up is not None:
             raise self._given_up
+
+
+def _close(pid: int, end: Callable[[list[Any]], object], workers: list[Any]) -> None:
+    if os.getpid() == pid:  # else this is a fork of it, which has copies of all this
+        end(workers)
 
 
 class Restarts:

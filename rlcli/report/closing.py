@@ -168,7 +168,8 @@ def _workers(workers: Sequence[Mapping], late: int, dropped: int) -> str:
         texts.append(f"{_counted(late, 'batch', 'batches')} further behind than weights.max_lag{over}")
     if restarts := sum(worker["restarts"] for worker in workers):
         lost = sum(worker["lost_frames"] for worker in workers)
-        texts.append(f"restarted {_counted(restarts, 'time')}, {_counted(lost, 'frame')} lost")
+        most = workers[0].get("at_most", "")
+        texts.append(f"restarted {_counted(restarts, 'time')}, {most}{_counted(lost, 'frame')} lost")
     return "; ".join(texts)
 
 

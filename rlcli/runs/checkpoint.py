@@ -35,6 +35,11 @@ class Checkpoint(NamedTuple):
     manifest: dict[str, Any]
     skipped: list[str]
 
+    @property
+    def ranks(self) -> int:
+        """Return how many ranks the learner of its run had."""
+        return int(self.manifest["config"].get("learner", {}).get("world_size", 1))
+
 
 def save(
     folder: Path | str,

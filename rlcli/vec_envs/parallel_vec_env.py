@@ -64,20 +64,11 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
     _tried: Any = None  # shared, one number a worker: how far it has come in a try or a replay
 
     def __init__(
-        self,
-        recipes: Sequence[bytes],
-        *,
-        workers: int | None = None,
-        per_worker: int | str | None = None,
-        caller_steps: bool | None = None,
-        step_timeout: float | None = None,
-        on_worker_error: str = "raise",
-        start_method: str = "forkserver",
-        categorical: bool = False,
-        narrow: bool = False,
-        out_of_bounds: str = "count",
-        first: gym.Env | None = None,
-    ) -> None:
+        self, recipes: Sequence[bytes], *, workers: int | None = None, per_worker: int | str | None = None,
+        caller_steps: bool | None = None, step_timeout: float | None = None, on_worker_error: str = "raise",
+        start_method: str = "forkserver", categorical: bool = False, narrow: bool = False,
+        out_of_bounds: str = "count", first: gym.Env | None = None,
+    ) -> None:  # fmt: skip
         arguments.seconds("step_timeout", step_timeout)
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
         # env indices of each process; the caller's (`own`) come first
@@ -198,9 +189,6 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
 
     def _place_of(self, index: int) -> str:
         return place_of(self, self.parts[self._beside + index])
-
-    def limit(self, index: int) -> float | None:
-        return self.step_timeout
 
     def progress(self, index: int, turn: int) -> object:
         return turn, None if self._tried is None else int(self._tried[index])

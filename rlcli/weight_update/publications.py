@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Iterator
 
 import numpy as np
 
-from rlcli.processes.region import Arrays, Region
+from rlcli.processes.region import Arrays
 
 COUNT: Arrays = {"count": ((1,), np.dtype(np.int64))}
 
@@ -68,15 +67,3 @@ class Publications:
         """Take the newest publication as the one that is read."""
         self.seen = self.count
         _fence()
-
-
-class SharedPublications(Publications):
-    """Keep the count in memory of its own: made by the parent, which sends `fd` until `close`; a worker gives `fd`."""
-
-    def __init__(self, fd: int | None = None) -> None:
-        region = Region(COUNT, fd)
-        super().__init__(region.arrays["count"])
-        self.fd = region.fd
-        self.close = weakref.finalize(self, region.forget_fd)
-        if fd is not None:
-            self.close()

@@ -108,13 +108,7 @@ class WeightReceiver:
 
 
 class ModelsReceiver:
-    """Receive several models, those published together at once.
-
-    Parameters
-    ----------
-    publications : Publications, optional
-        Of the senders, which have joined it; without it all come as messages.
-    """
+    """Receive several models, those of the senders' `publications` at once; without it all come as messages."""
 
     def __init__(self, publications: Publications | None = None) -> None:
         self._publications = publications
@@ -124,7 +118,7 @@ class ModelsReceiver:
     def open(self, handle: Handle, fd: int | None, model: nn.Module) -> None:
         """Follow one more model, or its successor."""
         check_apart(handle.model_id, model, self._models)
-        receiver = open_receiver(handle, fd, model)
+        receiver = WeightReceiver(handle, fd, model)
         if self._publications is not None:
             receiver.join(self._publications)
         self._receivers[handle.model_id], self._models[handle.model_id] = receiver, model
@@ -153,6 +147,4 @@ class ModelsReceiver:
                 continue
 
 
-def open_receiver(handle: Handle, fd: int | None, model: nn.Module) -> WeightReceiver:
-    """Return the other end of a sender, in a worker; see `WeightReceiver`."""
-    return WeightReceiver(handle, fd, model)
+open_receiver = WeightReceiver  # the other end of a sender, in a worker

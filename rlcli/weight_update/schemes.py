@@ -13,16 +13,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from rlcli.weight_update.receiver import WeightReceiver, open_receiver
+from rlcli.weight_update.receiver import WeightReceiver
 from rlcli.weight_update.sender import Handle, WeightSender, WeightStrategy
-from rlcli.weight_update.transport import (
-    DistributedTransport,
-    MPTransport,
-    NoTransport,
-    RayTransport,
-    RPCTransport,
-    TransportBackend,
-)
+from rlcli.weight_update.transport import MPTransport, NoTransport, TransportBackend
 from rlcli.weight_update.versions import SharedVersions
 
 
@@ -61,7 +54,7 @@ class WeightSyncScheme:
 
     def create_receiver(self, handle: Handle, fd: int | None, model: nn.Module) -> WeightReceiver:
         """Return the other end, in a worker; see `WeightReceiver`. `open_receiver` does it without the scheme."""
-        return open_receiver(handle, fd, model)
+        return WeightReceiver(handle, fd, model)
 
 
 class SharedMemWeightSyncScheme(WeightSyncScheme):
@@ -80,22 +73,8 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
     transport = MPTransport
 
 
-class RayWeightSyncScheme(MultiProcessWeightSyncScheme):
-    """Messages that are put into Ray's object store once a version, and fetched once a node."""
-
-    transport = RayTransport
-
-
-class DistributedWeightSyncScheme(MultiProcessWeightSyncScheme):
-    """Messages that torch.distributed sends to each worker."""
-
-    transport = DistributedTransport
-
-
-class RPCWeightSyncScheme(MultiProcessWeightSyncScheme):
-    """Messages that torch.distributed.rpc takes to each worker."""
-
-    transport = RPCTransport
+# by Ray's object store, once a version and node, or by torch.distributed, or its RPC: who has the workers carries them
+RayWeightSyncScheme = DistributedWeightSyncScheme = RPCWeightSyncScheme = MultiProcessWeightSyncScheme
 
 
 class NoWeightSyncScheme(WeightSyncScheme):

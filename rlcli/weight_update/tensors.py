@@ -72,11 +72,9 @@ def snapshot(values: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
     tensors = named_tensors(target)
     with torch.inference_mode(False):
         copies = {
-            name: value.to(
-                tensors[name].device, tensors[name].dtype, copy=True, memory_format=torch.contiguous_format
-            )
+            name: value.to(tensors[name].device, tensors[name].dtype, copy=True, memory_format=torch.contiguous_format)
             for name, value in values.items()
-        }  # fmt: skip
+        }
     wait(copies.values())
     return copies
 

@@ -135,13 +135,5 @@ class MPTransport(TransportBackend):
         return version
 
 
-class RayTransport(MPTransport):
-    """`MPTransport` to the actors of a Ray cluster."""
-
-
-class DistributedTransport(MPTransport):
-    """`MPTransport` to the peers of a torch.distributed group."""
-
-
-class RPCTransport(MPTransport):
-    """`MPTransport` to the workers of torch.distributed.rpc."""
+# to actors, peers and workers of other frameworks: whose collectors they are carries the messages
+RayTransport = DistributedTransport = RPCTransport = MPTransport

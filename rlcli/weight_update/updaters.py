@@ -216,13 +216,5 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
                 self.post(message)
 
 
-class RayWeightUpdater(MultiProcessedWeightUpdater):
-    """`MultiProcessedWeightUpdater` of Ray collectors, or of other actors: `post` hands them a message."""
-
-
-class DistributedWeightUpdater(MultiProcessedWeightUpdater):
-    """`MultiProcessedWeightUpdater` of collectors over torch.distributed, or of other peers: `post` sends a message."""
-
-
-class RPCWeightUpdater(MultiProcessedWeightUpdater):
-    """`MultiProcessedWeightUpdater` of collectors over torch.distributed.rpc, or of other workers: `post` calls."""
+# of Ray collectors, and of those over torch.distributed, or of other actors and peers, which `post` hands a message
+RayWeightUpdater = DistributedWeightUpdater = RPCWeightUpdater = MultiProcessedWeightUpdater

@@ -40,7 +40,7 @@ class SharedVersions(TransportBackend):
     Attributes
     ----------
     fd : int or None
-        The writer's, for `Channel.send_fd`. The memory has no name, and is gone with the last process that has it.
+        The writer's, to be sent to the others. The memory has no name, and is gone with the last process that has it.
 
     Raises
     ------

@@ -15,6 +15,7 @@ ABOUT = {
     "sample": "drawing slices and images from a buffer against other buffers, by its size",
     "sweep": "jobs of a sweep side by side against several shells that run a part of them each",
     "ranks": "a PPO run of one process against the same run divided among the ranks of a learner",
+    "cluster": "collecting by workers on Ray, gloo and RPC, beside local ones and peers; their bytes, their weights",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
 }
 SETTINGS: dict[str, Settings] = {
@@ -87,6 +88,15 @@ SETTINGS: dict[str, Settings] = {
         "frames": Setting(8_192, "frames of a run after its first batch", 1024),
         "wait": Setting(0.001, "seconds that a step of the slow envs takes", 0.0, 10.0),
         "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
+    },
+    "cluster": {
+        "parts": Setting("slow,cartpole,bytes,weights", "what is measured"),
+        "cost": Setting(100, "microseconds of a step of the slow envs", 1, 10**6),
+        "frames": Setting([8192, 1024], "frames of a batch, one size after the other", 16, 10**7),
+        "round": Setting(8192, "frames that a side collects in a round", 16, 10**8),
+        "calls": Setting(3, "times that a transfer is timed in a round; the fastest counts", 1, 1000),
+        "rounds": ROUNDS,
+        "peers": Setting(True, "measure torchrl's collectors too, where it is installed"),
     },
     "sweep": {
         "jobs": Setting(8, "jobs of the sweep", 2, 10**4),

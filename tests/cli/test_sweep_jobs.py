@@ -200,7 +200,7 @@ def test_a_recipe_names_no_launcher_and_a_run_has_no_sweep(folder, monkeypatch, 
     (folder / "recipes").mkdir()
     (folder / "recipes" / "far.yaml").write_text("sweep: {launcher: slurm}")
     for words, said in (
-        (["-m", "recipe=far", "seed=1,2"], "sweep.launcher is no part of a recipe"),
+        (["-m", "recipe=far", "seed=1,2"], "far.yaml: sweep.launcher is not taken from a file"),
         (["sweep.jobs=2"], "sweep.jobs is for a sweep; add -m"),
         (["-m", "seed=1,2", "sweep.jobs=1,2"], "a sweep is run in one way"),
         (["-m", "seed=1,2", "hydra.sweep.dir=a,b"], "a sweep lies in one folder"),

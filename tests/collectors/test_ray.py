@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,8 +31,8 @@ from rlcli.collectors.distributed.ray_remote import RayRemote, versions
 from rlcli.collectors.workers.worker import REMOTE
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError, ResourceError
-from rlcli.processes.leftovers import MARK
 from rlcli.processes.line import FAILED, raised
+from rlcli.processes.reaper import MARK
 from tests.collectors.counting import pair, steps_seen
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
@@ -79,6 +80,13 @@ def test_without_ray_the_package_to_install_is_named(monkeypatch):
 @pytest.mark.parametrize("address", ["auto", "nowhere", "127.0.0.1:1"])
 def test_an_address_without_a_cluster_is_refused_at_once(address):
     refused(ArgumentError, address, lambda: cluster.cluster_of(address, 1))
+
+
+def test_a_store_that_is_too_small_for_what_is_ordered_is_said_once_with_the_size_needed():
+    remote = types.SimpleNamespace(_store=100.0, _workers={1, 2})
+    with pytest.warns(UserWarning, match="100 B here.*object-store-memory=128"):
+        for nbytes in (8, 32, 64):
+            RayRemote._check_store(remote, [np.zeros(nbytes, np.uint8)])
 
 
 # ---- the cluster ---------------------------------------------------------------------------------------------------

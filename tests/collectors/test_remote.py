@@ -145,8 +145,8 @@ def test_what_was_delivered_is_the_consumers_own():
 def test_a_batch_travels_at_the_size_of_its_rows(mode, monkeypatch):
     """Observations once and the successors of rows where episodes ended, in whatever mode."""
     came = []
-    joined = remote_group.joined
-    monkeypatch.setattr(remote_group, "joined", lambda *parts: came.append((joined(*parts), *parts)) or came[-1][0])
+    joined = replacing.joined
+    monkeypatch.setattr(replacing, "joined", lambda *parts: came.append((joined(*parts), *parts)) or came[-1][0])
     frames = 1024
     with MultiSyncCollector([four] * 2, actor(), frames_per_batch=frames, next_obs=mode, transport=Loopback) as c:
         c.next(), came.clear(), c.next()
@@ -317,7 +317,7 @@ def test_a_stopped_worker_is_killed_where_steps_have_a_limit(monkeypatch, tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_collecting_goes_on_wherever_ctrl_c_came(kind):
-    files, rng = {group.__file__, remote_group.__file__}, random.Random(0)
+    files, rng = {group.__file__, remote_group.__file__, replacing.__file__}, random.Random(0)
     policy = actor()
     with kind([cartpole] * 2, policy, frames_per_batch=8, seed=0, transport=Loopback) as c:
         c.next()

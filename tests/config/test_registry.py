@@ -184,6 +184,20 @@ def test_a_part_that_uses_all_options_of_a_choice_has_its_checks():
     assert "is no multiple of sampler.slice_len=5" in problem.what
 
 
+def test_an_algorithm_has_the_options_that_its_bases_use_and_reading_others_is_a_sentence():
+    class Base:
+        uses = ("loss.tau",)
+
+    @registry.register_algorithm("mine")
+    class Mine(Base):
+        uses = ("loss.double",)
+
+    options = from_dict("train", {"loss": {"kind": "mine", "double": True}}).loss
+    assert options.double and options.tau == 1 and not hasattr(options, "n_steps")
+    with refused(ConfigError, "mine n_steps uses"):
+        print(options.n_steps)
+
+
 @pytest.mark.parametrize(
     ("uses", "words"),
     [

@@ -61,7 +61,7 @@ PLACES = {
     "while a checkpoint is written": ("rlcli.runs.checkpoint", "save", 2),
     "in a first step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 100),
     "in a step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 300),
-    "while workers collect": ("rlcli.processes.group.WorkerGroup", "_first", 5),
+    "while workers collect": ("rlcli.processes.group.WorkerGroup", "_ready", 5),
 }
 
 

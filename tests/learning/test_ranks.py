@@ -10,13 +10,14 @@ import psutil
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
-from face import Recurrence, Saver, Update, configure
+from face import Recurrence, Saver, Update, configure, refused
 from torch import distributed
 
 from rlcli.build import resume, train
+from rlcli.build.plan import plan
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
-from rlcli.errors import ConfigError, ResourceError, StoppedSafely
+from rlcli.errors import ConfigError, NumericsError, ResourceError, StoppedSafely
 from rlcli.learning.gradient import GradientChoice
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.learning.ranks import Ranks
@@ -183,8 +184,28 @@ def test_value_statistics_are_of_all_ranks_rows():
 
 
 def test_unequal_weights_are_an_error_that_names_ranks():
-    with pytest.raises(Exception, match="rank 1 differ"):
+    with refused(NumericsError, "rank 1 differ"):
         together(lambda ranks: ranks.compare(torch.full((3,), float(ranks.rank))))
+
+
+def test_the_wait_for_another_rank_ends_where_the_run_is_to_stop():
+    given_up = threading.Event()
+
+    def work(ranks):
+        def stop():
+            raise StoppedSafely("asked to stop")
+
+        if ranks.rank:
+            given_up.wait(20)
+            return ranks.add("step", torch.ones(1))
+        ranks.look = stop
+        try:
+            with pytest.raises(StoppedSafely):
+                ranks.add("step", torch.ones(1))
+        finally:
+            given_up.set()
+
+    together(work)
 
 
 # ---- whole runs -----------------------------------------------------------------------------------------------------
@@ -269,7 +290,7 @@ def test_the_first_batches_of_all_ranks_are_one_process_s(run):
 def test_a_rank_that_is_killed_ends_all_with_its_cause(run):
     undo = at_batch(2, lambda saver: other_ranks()[0].kill())
     try:
-        with pytest.raises(ResourceError, match="rank 1 of the learner was killed by SIGKILL"):
+        with refused(ResourceError, "rank 1 SIGKILL"):
             run("run.dir=killed")
     finally:
         undo()
@@ -296,6 +317,22 @@ def test_algorithms_of_two_ranks_end_with_the_same_weights(run, words):
     assert both.summary["status"] == "done"
 
 
+@pytest.mark.slow
+def test_ppo_exact_of_two_ranks_solves_cartpole_in_four_of_five_seeds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    returns = []
+    for seed in range(5):
+        words = ["recipe=ppo_exact", "learner.world_size=2", f"seed={seed}", "console=off", "logger=none"]
+        returns.append(train(configure("train", words), words).summary["evaluation"]["mean_return"])
+    assert sorted(returns)[1] >= 475, returns
+
+
+def test_the_plan_of_ranks_counts_the_share_of_each_and_all_processes():
+    found = plan(configure("train", SHORT), "train")
+    assert (found.ranks, found.frames, found.lanes) == (2, 256, 4) and found.workers == found.total
+    assert found.places[0].need == 2 * found.total
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "named"),
@@ -319,5 +356,5 @@ def test_what_does_not_fit_ranks_is_refused(words, named):
 def test_ranks_that_nobody_asked_for_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"learner\.world_size=2"):
+    with refused(ConfigError, "learner.world_size=2"):
         configure("train", ["console=off"])

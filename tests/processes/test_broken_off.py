@@ -18,8 +18,9 @@ from test_workers import ask, group
 from rlcli.processes import channel as channel_module
 from rlcli.processes import group as group_module
 from rlcli.processes import line as line_module
+from rlcli.processes import replacing as replacing_module
 
-FILES = {module.__file__ for module in (channel_module, line_module, group_module)}
+FILES = {module.__file__ for module in (channel_module, line_module, group_module, replacing_module)}
 instructions = partial(instructions_of, FILES)
 BODIES = {"none": b"", "small": packed("hello"), "large": packed("hello" * 100_000)}
 
@@ -38,7 +39,7 @@ def test_a_frame_that_is_broken_off_is_whole_or_was_never_begun(ends, monkeypatc
         monkeypatch.setattr(channel_module, "_LONG", 4)
     mine, theirs = ends
     at, come, fd = 0, 0, theirs.end.fileno()
-    while instructions(mine.send, 1, at + 1, b"first", fds=[fd], at=at) == at:
+    while instructions(mine.send, 1, at + 1, b"first", fds=[fd], at=at) > at:
         mine.send(2, at + 1, b"second")
         frame = theirs.receive()
         if frame[0] == 1:

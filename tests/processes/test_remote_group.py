@@ -223,7 +223,7 @@ def test_a_wait_is_ended_by_what_is_asked_meanwhile(group):
 
 @pytest.mark.parametrize("name", ["begin", "order", "first"])
 def test_ctrl_c_at_any_moment_loses_no_order_and_repeats_none(group, name):
-    files, at = {remote_group.__file__, __file__}, 0
+    files, at = {remote_group.__file__, replacing.__file__, __file__}, 0
     served = [worker[0]._served for worker in group.workers]
     while True:
         before = [each.count for each in served]
@@ -247,7 +247,7 @@ def test_ctrl_c_at_any_moment_loses_no_order_and_repeats_none(group, name):
 
 
 def test_a_fork_may_not_use_the_workers_of_its_parent(group, monkeypatch):
-    monkeypatch.setattr(remote_group.os, "getpid", lambda: -1)
+    monkeypatch.setattr(replacing.os, "getpid", lambda: -1)
     refused(ArgumentError, "forked", lambda: ask(group, "hello"))
 
 

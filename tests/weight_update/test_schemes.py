@@ -364,7 +364,7 @@ CARRIED = {
 
 
 def test_any_process_follows_a_sender_by_messages_alone():
-    with contextlib.closing(WorkerGroup([Worker("weight_workers:adopt", start_method="fork")])) as group:
+    with contextlib.closing(WorkerGroup(lambda: Worker("weight_workers:adopt", start_method="fork"), 1)) as group:
         for version, (kind, transport) in enumerate(CARRIED.items(), 3):
             trained, scheme = fill(numbered(), version), kind()
             sender = scheme.create_sender("value", trained)

@@ -10,6 +10,7 @@ import sys
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 from face import Worker, WorkerGroup, packed, refused, unpacked
 from interrupted import instructions
@@ -25,7 +26,7 @@ from rlcli.weight_update import (
     versions,
 )
 from rlcli.weight_update import receiver as receiving
-from rlcli.weight_update.publications import SharedPublications
+from rlcli.weight_update.publications import Publications
 from rlcli.weight_update.receiver import ModelsReceiver
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads whether a process is stopped from /proc")
@@ -212,8 +213,9 @@ class Several:
     """Models that are published together, and those that act with them in this process."""
 
     def __init__(self, *widths: int) -> None:
-        self.publications, self.trained, self.acting = SharedPublications(), {}, {}
-        self.receivers = ModelsReceiver(SharedPublications(os.dup(self.publications.fd)))
+        count = np.zeros(1, np.int64)
+        self.publications, self.trained, self.acting = Publications(count), {}, {}
+        self.receivers = ModelsReceiver(Publications(count))
         self.senders, self.version, self.published = {}, 0, [0.0, 0.0]
         for name, width in zip("ab", widths, strict=True):
             self.trained[name], self.acting[name] = fill(model(width), 0), fill(model(width), -1)

@@ -85,8 +85,7 @@ def publish(channel: Channel) -> None:
     trained = fill(model(unpacked(channel.receive()[2])), 1)
     sender = SharedMemWeightSyncScheme().create_sender("policy", trained)
     sender.send(version=1)
-    channel.send(0, 0, packed(sender.handle()))
-    channel.send_fd(sender.fd)
+    channel.send(0, 0, packed(sender.handle()), fds=[sender.fd])
     channel.receive()
     copy_in = SharedVersions._copy_in
 

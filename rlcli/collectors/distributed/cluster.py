@@ -9,7 +9,7 @@
 | ends with a SIGTERM to all processes of a terminal or job | it is a session of its own |
 | ends this process a minute after its head | a thread looks at the head, and has the run saved |
 | prints what happens to its workers | who waits for a worker says what happened to it |
-| leaves processes when this one is killed | they are `Leftovers` |
+| leaves processes when this one is killed | a `Reaper` ends them |
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any
 
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ResourceError, in_words
-from rlcli.processes.leftovers import MARK, Leftovers
 from rlcli.processes.process import environment
+from rlcli.processes.reaper import MARK, Reaper
 from rlcli.processes.watchdog import say
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -44,21 +44,7 @@ _cluster: Cluster | None = None  # of this process: Ray knows one at a time
 def cluster_of(address: str | None, cpus: float, config: Mapping[str, Any] | None = None) -> Cluster:
     """Return the cluster that this process uses from now on; `leave` it as often.
 
-    Parameters
-    ----------
-    address : str, optional
-        ``host:port`` of a head; by default that of `config`, or `RAY_ADDRESS`, and without any a new cluster here.
-    cpus : float
-        Of a new cluster.
-    config : mapping, optional
-        More for `ray.init`.
-
-    Raises
-    ------
-    ArgumentError
-        Ray is not installed, or nothing answers at the address.
-    ResourceError
-        Ray refuses to start, or to let this process in.
+    It is at `address`, that of `config` (more for `ray.init`) or `RAY_ADDRESS`; or a new one here, with so many `cpus`.
     """
     global _cluster
     config = dict(config or {})
@@ -77,25 +63,23 @@ class Cluster:
 
     def __init__(self, address: str | None, cpus: float, config: dict[str, Any]) -> None:
         self.ray, self.users, self._over = _imported(), 0, threading.Event()
-        leftovers, theirs = None, self.ray.is_initialized()
+        reaper, theirs = None, self.ray.is_initialized()
         if theirs:
             warnings.warn("Ray is initialised already: its cluster is used, and goes on afterwards", stacklevel=5)
         elif address is not None:
             self._init(_joined(address), config, address=address)
         else:
-            leftovers = Leftovers()
-            settings = _LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32), MARK: leftovers.mark,
+            reaper = Reaper()
+            settings = _LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32), MARK: reaper.mark,
                                  "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # fmt: skip
             try:
                 usual = {"include_dashboard": False, "num_cpus": cpus}
-                self._init(settings, usual | config, address="local", _temp_dir=f"{leftovers.folder}/r")
+                self._init(settings, usual | config, address="local", _temp_dir=f"{reaper.folder}/r")
             except BaseException:
-                leftovers.clear_up()
+                reaper.clear_up()
                 raise
         self.address: str = self.ray.get_runtime_context().gcs_address
-        self.close = weakref.finalize(
-            self, _close, os.getpid(), self._over, None if theirs else self.ray, leftovers
-        )  # fmt: skip
+        self.close = weakref.finalize(self, _close, os.getpid(), self._over, None if theirs else self.ray, reaper)
         threading.Thread(target=_look_at_head, args=(self.address, self._over), daemon=True).start()
 
     def _init(self, settings: Mapping[str, str], config: Mapping[str, Any], **given: Any) -> None:
@@ -209,11 +193,11 @@ def _look_at_head(address: str, over: threading.Event) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _close(owner: int, over: threading.Event, ray: Any, leftovers: Leftovers | None) -> None:
+def _close(owner: int, over: threading.Event, ray: Any, reaper: Reaper | None) -> None:
     over.set()
     if ray is None or os.getpid() != owner:  # the user's own cluster, or a fork
         return
     with _handler_kept(), _silent():
         ray.shutdown()
-    if leftovers is not None:
-        leftovers.clear_up()
+    if reaper is not None:
+        reaper.clear_up()

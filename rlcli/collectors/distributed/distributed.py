@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,15 +13,13 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.distributed.group_remote import GroupRemote
 from rlcli.collectors.distributed.launch import BACKENDS, LAUNCHERS, SERVE, Launcher, Peer
-from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
-from rlcli.collectors.workers.multi import MultiProcessCollector
+from rlcli.collectors.workers.asynchronous import RemoteCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
-from rlcli.processes.fork_server import ignore_terminal
 from rlcli.processes.remote_group import Remote
 
 
-class DistributedCollector(MultiProcessCollector):
+class DistributedCollector(RemoteCollector):
     """Collect by workers that are ranks of a torch.distributed group, this process being rank 0.
 
     ``sync=True`` is `MultiSyncCollector`, without it `MultiAsyncCollector`: batches, seeds and ids are those of the
@@ -61,25 +59,15 @@ class DistributedCollector(MultiProcessCollector):
     """
 
     _serve = SERVE["distributed"]
+    _remote: Callable[[Launcher], Remote] = GroupRemote
     _settings: Any = None
 
-    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> DistributedCollector:
-        return object.__new__(_kind(cls, sync))
-
     def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        sync: bool = False,
-        backend: str = "gloo",
-        launcher: str = "mp",
-        tcp_port: Any = None,
-        slurm_kwargs: Mapping[str, Any] | None = None,
-        timeout: float = 120.0,
-        **options: Any,
-    ) -> None:
-        name = type(self).__mro__[1].__name__
+        self, create_env_fn: Any, policy: Any = None, *, sync: bool = False, backend: str = "gloo",
+        launcher: str = "mp", tcp_port: Any = None, slurm_kwargs: Mapping[str, Any] | None = None,
+        timeout: float = 120.0, **options: Any,
+    ) -> None:  # fmt: skip
+        name = type(self).__name__
         arguments.choice("backend", backend, BACKENDS)
         refuse(not getattr(dist, f"is_{backend}_available")(), f"this torch has no {backend}",
                why="it was built without", fix="Use backend='gloo'.")  # fmt: skip
@@ -95,29 +83,13 @@ class DistributedCollector(MultiProcessCollector):
     def _transport(self, count: int) -> Remote:
         launcher = self._launcher(Peer(self._serve, REMOTE, count + 1, settings=self._settings, **self._shared))
         if launcher.own.rank:
-            ignore_terminal()  # rank 0 says what to do then
             launcher.own.run()
             sys.exit(0)
         return self._remote(launcher)
 
-    def _remote(self, launcher: Launcher) -> Remote:
-        return GroupRemote(launcher)
 
-
-class _DistributedSync(DistributedCollector, MultiSyncCollector):
-    pass
-
-
-class _DistributedAsync(DistributedCollector, MultiAsyncCollector):
-    pass
-
-
-class DistributedSyncCollector(_DistributedSync):
+class DistributedSyncCollector(DistributedCollector, MultiSyncCollector):
     """`DistributedCollector` with ``sync=True``: one batch of all workers."""
-
-
-def _kind(cls: type, sync: bool) -> type:
-    return (_DistributedSync if sync else _DistributedAsync) if cls is DistributedCollector else cls
 
 
 # older spellings

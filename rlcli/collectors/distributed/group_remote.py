@@ -6,7 +6,6 @@ worker sends an order and waits for the answer: gloo tells of a peer's end only 
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import queue
 import threading
@@ -77,60 +76,38 @@ class _Rank:
     def __init__(self, rank: int, link: Link, remote: GroupRemote) -> None:
         self.rank, self._link, self._remote = rank, link, remote
         self._orders: queue.SimpleQueue[tuple[Message, Future[Answer]]] = queue.SimpleQueue()
-        self._futures: dict[int, Future[Answer]] = {}
-        self._lock, self._gone = threading.Lock(), ""
         self.thread = threading.Thread(target=self._run, name=f"rlcli rank {rank}", daemon=True)
         self.thread.start()
 
     def order(self, message: Message) -> Future[Answer]:
-        with self._lock:
-            if self._gone:
-                raise Gone(self._gone)
-            if message.turn in self._futures:
-                return self._futures[message.turn]
-            future = self._futures[message.turn] = Future()
-            self._orders.put((message, future))
+        future: Future[Answer] = Future()
+        self._orders.put((message, future))
         return future
 
     def _run(self) -> None:
+        gone = ""
         while True:
             message, future = self._orders.get()
-            try:
-                self._link.send(message)
-                if message.kind == END:
-                    return
-                answer = self._link.receive()
-            except RuntimeError:
-                self._lose(self._remote.how_it_ended(self.rank))
+            if not gone:
+                try:
+                    self._link.send(message)
+                    if message.kind != END:
+                        answer = self._link.receive()
+                        future.set_result((answer.kind, answer.body, answer.arrays))
+                except RuntimeError:
+                    gone = self._remote.how_it_ended(self.rank)
+                except DamagedDataError as error:
+                    gone = f"sent what is not of this run ({error})"
+                except Exception as error:  # who waits would wait for ever
+                    gone = f"was lost ({in_words(error)})"
+            if message.kind == END:
                 return
-            except DamagedDataError as error:
-                self._lose(f"sent what is not of this run ({error})")
-                return
-            except Exception as error:  # who waits would wait for ever
-                self._lose(f"was lost ({in_words(error)})")
-                return
-            with self._lock:
-                del self._futures[message.turn]
-            future.set_result((answer.kind, answer.body, answer.arrays))
-
-    def _lose(self, how: str) -> None:
-        with self._lock:
-            self._gone = how
-            futures = list(self._futures.values())
-        for future in futures:
-            future.set_exception(Gone(how))
+            if gone:
+                future.set_exception(Gone(gone))
 
 
 class GroupRemote:
-    """Run workers as the ranks above 0 of the process's group: a `Remote`.
-
-    Raises
-    ------
-    ArgumentError
-        This process is in a group already.
-    ResourceError
-        Not all of them came.
-    """
+    """Run workers as the ranks above 0 of the process's group: a `Remote`; ResourceError where not all of them come."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher, self._ranks = launcher, list[_Rank]()
@@ -167,8 +144,7 @@ class GroupRemote:
     def close(self) -> None:
         """End all workers, and leave the group."""
         for worker in self._ranks:
-            with contextlib.suppress(Gone):
-                worker.order(Message(END, 1 << 62, b""))
+            worker.order(Message(END, 1 << 62, b""))
         self._launcher.close()
         for worker in self._ranks:
             worker.thread.join(_JOIN)

@@ -17,6 +17,7 @@ import os
 import pickle
 import secrets
 import shutil
+import signal
 import socket
 import stat
 import sys
@@ -36,6 +37,7 @@ from rlcli.arguments import refuse
 from rlcli.collectors.workers.worker import REMOTE
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.channel import Channel
+from rlcli.processes.fork_server import ignore_terminal
 from rlcli.processes.worker import USUAL_METHOD, Worker, end
 
 BACKENDS = ("gloo", "nccl", "mpi")
@@ -85,8 +87,13 @@ class Peer:
 
     def meet(self, join: Callable[[Peer, Any], object]) -> None:
         """Say that this one is here, `join` the others, and say that, too."""
+        theirs = self.file is None  # torchrun hands signals to all its ranks, and rank 0 says what to do then
+        if theirs:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         join(self, store := self.store())
         store.set(_JOINED.format(self.rank), b"")
+        if theirs:
+            ignore_terminal()
 
     def run(self) -> None:
         """Serve rank 0 until it ends, or closes the group."""
@@ -104,23 +111,11 @@ def work(channel: Channel) -> None:
 
 
 class Launcher:
-    """Have the peers of rank 1 and above started, and know what became of them: here, by somebody else.
-
-    Parameters
-    ----------
-    peer : Peer
-        What all of them share.
-    slurm_kwargs : mapping
-        Options of `sbatch`, as submitit names them; ``folder``: where a folder for the jobs is made.
-
-    Raises
-    ------
-    ArgumentError
-        What the launcher needs is not there, or does not fit.
-    """
+    """Have the peers of rank 1 and above started, like `peer`, and know what became of them: here, by somebody else."""
 
     name = "torchrun"
     folder: Path | None = None  # which ends with the collector
+    workers: Any = ()  # processes of this machine
 
     def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
         size, there = peer.size, os.environ.get("WORLD_SIZE")
@@ -136,17 +131,20 @@ class Launcher:
         """Start them."""
 
     def how_it_ended(self, rank: int) -> str:
-        return "closed its connection"
+        return self.workers[rank - 1].how_it_ended() if self.workers else "closed its connection"
 
     def ended(self, rank: int) -> bool:
         """Say whether a peer is known to have ended."""
-        return False
+        return bool(self.workers) and self.workers[rank - 1].exit_code() is not None
 
     def kill(self, rank: int) -> None:
         """End a peer at once, where that can be done."""
+        if self.workers:
+            self.workers[rank - 1].kill()
 
     def end(self) -> None:
         """End all that are left."""
+        end(self.workers, _GRACE)
 
     def begin(self, join: Callable[[Peer, Any], object]) -> None:
         """Start the peers, wait until they have come, and `join` them; ResourceError names who has not."""
@@ -217,19 +215,7 @@ class Processes(Launcher):
 
     def begin(self, join: Callable[[Peer, Any], object]) -> None:
         super().begin(join)
-        shutil.rmtree(self.folder)  # now: this process may be killed
-
-    def how_it_ended(self, rank: int) -> str:
-        return self.workers[rank - 1].how_it_ended()
-
-    def ended(self, rank: int) -> bool:
-        return self.workers[rank - 1].exit_code() is not None
-
-    def kill(self, rank: int) -> None:
-        self.workers[rank - 1].kill()
-
-    def end(self) -> None:
-        end(self.workers, _GRACE)
+        shutil.rmtree(str(self.folder))  # now: this process may be killed
 
 
 class Jobs(Launcher):
@@ -336,7 +322,11 @@ def shared_key() -> bytes:
 
 
 # ---- jobs beside the one that learns -----------------------------------------------------------------------------
-class submitit_delayed_launcher:
+def submitit_delayed_launcher(
+    num_jobs: int, framework: str = "distributed", backend: str = "gloo", tcpport: Any = None,
+    submitit_main_conf: Mapping[str, Any] | None = None, submitit_collection_conf: Mapping[str, Any] | None = None,
+    folder: str | os.PathLike[str] | None = None, timeout: float = 3600.0,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Submit a main function as a job, and beside it the jobs that its collector's workers are.
 
     The collector in it has ``launcher="submitit_delayed"``, and `num_jobs` workers. Jobs find each other by a file in
@@ -368,35 +358,29 @@ class submitit_delayed_launcher:
     ArgumentError
         There is no submitit, or no SLURM.
     """
+    arguments.choice("framework", framework, SERVE)
+    arguments.choice("backend", backend, BACKENDS)
+    count, collection = arguments.count("num_jobs", num_jobs), dict(submitit_collection_conf or {})
+    parent = folder or os.getcwd()
 
-    def __init__(
-        self, num_jobs: int, framework: str = "distributed", backend: str = "gloo", tcpport: Any = None,
-        submitit_main_conf: Mapping[str, Any] | None = None, submitit_collection_conf: Mapping[str, Any] | None = None,
-        folder: str | os.PathLike[str] | None = None, timeout: float = 3600.0,
-    ) -> None:  # fmt: skip
-        arguments.choice("framework", framework, SERVE)
-        arguments.choice("backend", backend, BACKENDS)
-        self._count, self._framework, self._backend = arguments.count("num_jobs", num_jobs), framework, backend
-        self._main, self._collection = dict(submitit_main_conf or {}), dict(submitit_collection_conf or {})
-        self._parent, self._timeout = folder or os.getcwd(), timeout
-
-    def __call__(self, main: Callable[..., Any]) -> Callable[..., Any]:
+    def decorated(main: Callable[..., Any]) -> Callable[..., Any]:
         def submit(*args: Any, **kwargs: Any) -> Any:
-            folder = own_folder(self._parent)
-            main_jobs = executor_of(folder, self._main)
-            others = executor_of(folder, self._collection)
+            folder = own_folder(parent)
+            main_jobs, others = (executor_of(folder, conf) for conf in (submitit_main_conf or {}, collection))
             key = secrets.token_bytes(_KEY)
             (folder / "key").write_bytes(key)
-            (folder / "jobs").write_text(str(self._count))
+            (folder / "jobs").write_text(str(count))
             peer = Peer(
-                SERVE[self._framework], REMOTE, self._count + 1, self._backend, self._timeout, key,
-                file=str(folder / "meet"), loopback=self._collection.get("cluster") == "local", path=tuple(sys.path),
+                SERVE[framework], REMOTE, count + 1, backend, timeout, key, file=str(folder / "meet"),
+                loopback=collection.get("cluster") == "local", path=tuple(sys.path),
             )  # fmt: skip
             job = main_jobs.submit(_main, str(folder), main, args, kwargs)
             others.map_array(Peer.run, [replace(peer, rank=rank) for rank in range(1, peer.size)])
             return job
 
         return submit
+
+    return decorated
 
 
 def _main(folder: str, main: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

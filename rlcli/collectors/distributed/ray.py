@@ -10,16 +10,15 @@ from rlcli.arguments import refuse
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.distributed.cluster import cluster_of
 from rlcli.collectors.distributed.ray_remote import RayRemote, amounts_of
-from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
+from rlcli.collectors.workers.asynchronous import MultiAsyncCollector, RemoteCollector
 from rlcli.collectors.workers.each import makers_of, own_length
-from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
 
 _INNER = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
-class RayCollector(MultiProcessCollector):
+class RayCollector(RemoteCollector):
     """Collect by workers on a Ray cluster: `MultiSyncCollector` with ``sync=True``, `MultiAsyncCollector` without.
 
     Batches, seeds and ids are those of the local ones to the bit. A batch is copied once, out of Ray's store, which is
@@ -65,26 +64,15 @@ class RayCollector(MultiProcessCollector):
         A worker ended; and whatever an env raises in one.
     """
 
-    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RayCollector:
-        return object.__new__((_RaySync if sync else _RayAsync) if cls is RayCollector else cls)
-
     def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        sync: bool = False,
-        num_collectors: int | None = None,
-        num_workers_per_collector: int = 1,
-        collector_class: Any = None,
+        self, create_env_fn: Any, policy: Any = None, *, sync: bool = False, num_collectors: int | None = None,
+        num_workers_per_collector: int = 1, collector_class: Any = None,
         collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        update_after_each_batch: bool = False,
-        max_weight_update_interval: int = -1,
-        timeout: float = 120.0,
+        update_after_each_batch: bool = False, max_weight_update_interval: int = -1, timeout: float = 120.0,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         makers = makers_of(create_env_fn, num_collectors, "num_collectors")
         self._each = arguments.count("num_workers_per_collector", num_workers_per_collector)
         _check_inner(collector_class, self._each, sync)
@@ -107,9 +95,7 @@ class RayCollector(MultiProcessCollector):
 
     def _remote(self, count: int) -> RayRemote:
         cpus = self._each * sum(each.get("num_cpus", 1) for each in self._resources)
-        return RayRemote(
-            cluster_of(None, cpus, self._init_config), REMOTE, self._resources, self._each, self._timeout
-        )  # fmt: skip
+        return RayRemote(cluster_of(None, cpus, self._init_config), REMOTE, self._resources, self._each, self._timeout)
 
     def _before_batch(self) -> None:
         if 0 < self._interval <= self._since and self._version == self.policy_version:
@@ -118,14 +104,6 @@ class RayCollector(MultiProcessCollector):
             self._version, self._since = self.policy_version, 0
         self._since += 1
         super()._before_batch()
-
-
-class _RaySync(RayCollector, MultiSyncCollector):
-    pass
-
-
-class _RayAsync(RayCollector, MultiAsyncCollector):
-    pass
 
 
 def _check_inner(kind: Any, workers: int, sync: bool) -> None:

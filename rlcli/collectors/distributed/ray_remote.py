@@ -6,10 +6,12 @@ order that is carried out twice would step envs twice.
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from rlcli.collectors.distributed.cluster import Cluster
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.processes.channel import packed
 from rlcli.processes.line import FAILED
+from rlcli.processes.memory import size
 from rlcli.processes.process import become_worker
 from rlcli.processes.remote_group import Answer, Gone, RemoteWorker
 
@@ -29,25 +32,9 @@ _NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # option of
 
 
 class RayRemote:
-    """Run workers as actors of a cluster: a `Remote`.
+    """Run workers as actors of a cluster, which is left by `close`: a `Remote`; ResourceError where there is no room.
 
-    Parameters
-    ----------
-    cluster : Cluster
-        Left when this is closed.
-    target : str
-        ``module:name`` of what serves their orders, see `RemoteWorker`.
-    resources : sequence of mappings
-        What the actors of each bundle ask for, as `ray.remote` takes it: ``{"num_cpus": 1}``.
-    together : int
-        Actors of one bundle, which share a node; bundles are spread over nodes.
-    timeout : float
-        Seconds for the cluster to have room for all of them.
-
-    Raises
-    ------
-    ResourceError
-        It has not.
+    The actors of a bundle, `together` of them, share a node and ask for the same `resources` each, `{"num_cpus": 1}`.
     """
 
     def __init__(
@@ -57,6 +44,10 @@ class RayRemote:
 
         self.cluster, self.target, self.resources, self.together = cluster, target, resources, together
         self._ray, self._workers = cluster.ray, set[Any]()
+        node = self._ray.get_runtime_context().get_node_id()
+        self._store: float = sum(
+            each["Resources"].get("object_store_memory", 0) for each in self._ray.nodes() if each["NodeID"] == node
+        )
         bundles = [{name: together * amount for name, amount in amounts_of(each).items()} for each in resources]
         self._place: Any = None
         try:
@@ -98,8 +89,20 @@ class RayRemote:
             raise Gone("was lost with the cluster, which somebody shut down")
         answer: Future[Answer] = Future()
         come = worker.carry_out.remote(turn, kind, body, [*carried], *carried.values())
-        come.future().add_done_callback(partial(_hand_on, answer))
+        come.future().add_done_callback(partial(_hand_on, answer, self._check_store))
         return answer
+
+    def _check_store(self, arrays: Sequence[np.ndarray]) -> None:
+        """Warn once where two batches of every worker do not fit the store of this node: Ray writes them to disk."""
+        need = 2 * len(self._workers) * sum(array.nbytes for array in arrays)
+        if need > self._store:
+            store, self._store = self._store, math.inf
+            warnings.warn(
+                f"Ray's object store has {size(store)} here, and the batches that are ordered may take {size(need)}: "
+                f"Ray puts them on disk, which is slow; use smaller batches, or a store of {size(need)} "
+                f"(ray start --object-store-memory={need})",
+                stacklevel=2,
+            )
 
     def carry(self, message: bytes) -> Any:
         """Put a message into the object store, once for all workers; each node fetches it once."""
@@ -151,13 +154,14 @@ def versions() -> dict[str, str]:
 
 
 # ---- what becomes of an order ----------------------------------------------------------------------------------------
-def _hand_on(answer: Future[Answer], come: Future[Any]) -> None:
+def _hand_on(answer: Future[Answer], check: Callable[[Sequence[np.ndarray]], None], come: Future[Any]) -> None:
     """Hand on what an actor answered, or how it ended."""
     if not answer.set_running_or_notify_cancel():
         return
     error = come.exception()
     if error is None:
         answer.set_result(come.result())
+        check(come.result()[2])
     elif "creation task" in str(error):  # Ray's words of a constructor that failed
         answer.set_exception(ArgumentError(
             "a worker cannot be made on its node", why=str(error).strip().splitlines()[-1],

@@ -13,9 +13,7 @@ from torch.futures import Future
 
 from rlcli.collectors.distributed.distributed import DistributedCollector
 from rlcli.collectors.distributed.group_remote import END, GroupRemote, Message, answer
-from rlcli.collectors.distributed.launch import SERVE, Launcher, Peer
-from rlcli.collectors.workers.asynchronous import MultiAsyncCollector
-from rlcli.collectors.workers.sync import MultiSyncCollector
+from rlcli.collectors.distributed.launch import SERVE, Peer
 from rlcli.processes.messages import flat, split
 from rlcli.processes.remote_group import RemoteWorker
 
@@ -120,10 +118,7 @@ class RPCCollector(DistributedCollector):
         Of `TensorPipeRpcBackendOptions`.
     """
 
-    _serve = SERVE["rpc"]
-
-    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RPCCollector:
-        return object.__new__((_RPCSync if sync else _RPCAsync) if cls is RPCCollector else cls)
+    _serve, _remote = SERVE["rpc"], RPCRemote
 
     def __init__(
         self, create_env_fn: Any, policy: Any = None, *, tensorpipe_options: Mapping[str, Any] | None = None,
@@ -131,17 +126,6 @@ class RPCCollector(DistributedCollector):
     ) -> None:  # fmt: skip
         self._settings = dict(tensorpipe_options or {})
         super().__init__(create_env_fn, policy, **options)
-
-    def _remote(self, launcher: Launcher) -> RPCRemote:
-        return RPCRemote(launcher)
-
-
-class _RPCSync(RPCCollector, MultiSyncCollector):
-    pass
-
-
-class _RPCAsync(RPCCollector, MultiAsyncCollector):
-    pass
 
 
 RPCDataCollector = RPCCollector  # an older spelling

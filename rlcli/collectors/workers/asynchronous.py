@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -55,14 +56,9 @@ class MultiAsyncCollector(MultiProcessCollector):
     """
 
     def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        max_lag: int | None = None,
-        on_lag: str = "report",
+        self, create_env_fn: Any, policy: Any = None, *, max_lag: int | None = None, on_lag: str = "report",
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         arguments.choice("on_lag", on_lag, ON_LAG)
         self.max_lag = None if max_lag is None else counted("max_lag", max_lag, 0)
         refuse(self.max_lag is None and on_lag != "report", f"on_lag='{on_lag}' has no meaning without max_lag")
@@ -292,6 +288,19 @@ class MultiCollector(MultiProcessCollector):
 
     def __new__(cls, *given: Any, sync: bool = True, **options: Any) -> MultiProcessCollector:  # type: ignore[misc]
         return (MultiSyncCollector if sync else MultiAsyncCollector)(*given, **options)
+
+
+class RemoteCollector(MultiProcessCollector):
+    """Base of collectors with workers elsewhere: each is one of the two kinds, as its option `sync` says."""
+
+    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RemoteCollector:
+        return object.__new__(_kind(cls, sync))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _kind(cls: type, sync: bool) -> type:
+    kinds = MultiSyncCollector, MultiAsyncCollector
+    return cls if issubclass(cls, kinds) else type(cls.__name__, (cls, kinds[not sync]), {"__module__": cls.__module__})
 
 
 MultiaSyncDataCollector, aSyncDataCollector = MultiAsyncCollector, AsyncCollector  # older spellings

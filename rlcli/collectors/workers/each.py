@@ -206,7 +206,7 @@ def _opened(place: tuple[int, int, int], dtype: torch.dtype, *form: Any) -> Tens
 class WorkerRecord:
     """Record one worker, of `lanes` envs from the collector's `first_lane` on."""
 
-    at_most = ""  # said before `lost_frames`
+    at_most = ""  # said before `lost_frames`, where those that it was asked for count
 
     lanes: int
     first_lane: int
@@ -225,9 +225,3 @@ class WorkerRecord:
     @property
     def span(self) -> range:
         return range(self.first_lane, self.first_lane + self.lanes)
-
-
-class RemoteRecord(WorkerRecord):
-    """Record a worker of another machine: it took its lost frames with it, and those that it was asked for count."""
-
-    at_most = "at most "

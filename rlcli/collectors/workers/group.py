@@ -36,15 +36,9 @@ class CollectorWorkers(Owner):
     fix = "Fix the cause; a Collector shows it in one process."
 
     def __init__(
-        self,
-        sent: Sequence[WorkerSpec],
-        *,
-        rows: LocalRows | RemoteRows,
-        seed: int,
-        first_lane: int = 0,
-        all_lanes: int | None = None,
-        on_error: str = "raise",
-    ) -> None:
+        self, sent: Sequence[WorkerSpec], *, rows: LocalRows | RemoteRows, seed: int, first_lane: int = 0,
+        all_lanes: int | None = None, on_error: str = "raise",
+    ) -> None:  # fmt: skip
         arguments.choice("on_worker_error", on_error, POLICIES)
         self.sent, self.seed, self.on_error, self.rows = list(sent), seed, on_error, rows
         self.first_lane = first_lane  # number of the first worker's first env among all of the run
@@ -64,9 +58,11 @@ class CollectorWorkers(Owner):
             firsts = np.cumsum([0, *counts]).tolist()
             self.all_lanes = firsts[-1] + first_lane if all_lanes is None else all_lanes
             self.records = [
-                rows.record(n, first, [-1] * n, index)
+                WorkerRecord(n, first, [-1] * n, index)
                 for index, (n, first) in enumerate(zip(counts, firsts, strict=False))
-            ]  # fmt: skip
+            ]
+            for record in self.records:
+                record.at_most = rows.at_most
             self.about = self.processes.set_up("build", lambda self, only: self._build(only))
             self.name = self.about[0]["name"]
         except BaseException:
@@ -240,7 +236,12 @@ class CollectorWorkers(Owner):
 
     def follow(self, name: str, receiver: Callable[[], tuple[bytes, Sequence[Any]]]) -> None:
         """Make all workers, replacements too, adopt what `receiver`, an order with attachments, brings."""
-        self.processes.set_up(f"follow {name}", _followed(receiver))
+
+        def follow(self: CollectorWorkers, only: Sequence[int]) -> list[Any]:
+            body, attachments = receiver()
+            return self.processes.order(CALL, body, only=only, attachments=attachments)
+
+        self.processes.set_up(f"follow {name}", follow)
 
     def post(self, messages: Mapping[str, bytes]) -> None:
         """Send the workers versions of some models with their next orders."""
@@ -324,14 +325,6 @@ class CollectorWorkers(Owner):
 def _to_all(name: str, *args: Any, **settings: Any) -> Call:
     body = packed((name, args, settings))
     return lambda owner, only: owner.processes.order(CALL, body, only=only)
-
-
-def _followed(receiver: Callable[[], tuple[bytes, Sequence[Any]]]) -> Call:
-    def follow(owner: CollectorWorkers, only: Sequence[int]) -> list[Any]:
-        body, attachments = receiver()
-        return owner.processes.order(CALL, body, only=only, attachments=attachments)
-
-    return follow
 
 
 def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:

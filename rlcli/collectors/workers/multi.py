@@ -108,23 +108,13 @@ class MultiProcessCollector(BaseCollector):
     _no_attributes = BaseCollector._no_attributes | {"reset_at_each_iter", "set_truncated"}  # workers have them
 
     def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        num_workers: int | None = None,
-        frames_per_batch: int | Sequence[int] = 200,
-        total_frames: int = -1,
-        init_random_frames: int | None = 0,
-        storing_device: Any = None,
-        num_threads: int = 1,
-        start_method: str | None = None,
-        transport: Callable[[int], Remote] | None = None,
-        on_worker_error: str = "raise",
-        weight_sync_schemes: Mapping[str, Any] | None = None,
-        filter_warnings_subprocess: bool | None = None,
+        self, create_env_fn: Any, policy: Any = None, *, num_workers: int | None = None,
+        frames_per_batch: int | Sequence[int] = 200, total_frames: int = -1, init_random_frames: int | None = 0,
+        storing_device: Any = None, num_threads: int = 1, start_method: str | None = None,
+        transport: Callable[[int], Remote] | None = None, on_worker_error: str = "raise",
+        weight_sync_schemes: Mapping[str, Any] | None = None, filter_warnings_subprocess: bool | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         options |= {"policy": policy, "frames_per_batch": frames_per_batch, "total_frames": total_frames,
                     "init_random_frames": init_random_frames}  # fmt: skip
         makers = makers_of(create_env_fn, num_workers)
@@ -162,7 +152,7 @@ class MultiProcessCollector(BaseCollector):
             if self._schema.next == CODED:
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
-            self._models = WorkerModels(self.group, self.policy, weight_sync_schemes, self.group.rows.scheme())
+            self._models = WorkerModels(self.group, self.policy, weight_sync_schemes)
             self._weights = Publisher(self._models)
             self.outside = Outside()
             self._reuse = parent.reuse_batch
@@ -181,23 +171,15 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _pool(self, only: int | None = None) -> BatchPool:
-        return BatchPool(
-            lambda steps: self.group.new_batch(steps, self._random_frames(), only), reuse=self._reuse
-        )  # fmt: skip
+        return BatchPool(lambda steps: self.group.new_batch(steps, self._random_frames(), only), reuse=self._reuse)
 
     def _random_frames(self) -> int:
         return max(0, self.init_random_frames - self.frames)
 
     def _collected(
-        self,
-        parts: Sequence[WorkerBatch],
-        memory: Mapping[Key, np.ndarray],
-        *,
-        batched: bool = True,
-        shares: Shares | None = None,
-        lanes: range | None = None,
-        gaps: Mapping[int, bool] | None = None,
-    ) -> Delivered:
+        self, parts: Sequence[WorkerBatch], memory: Mapping[Key, np.ndarray], *, batched: bool = True,
+        shares: Shares | None = None, lanes: range | None = None, gaps: Mapping[int, bool] | None = None,
+    ) -> Delivered:  # fmt: skip
         """Return the batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
         filled = merged(parts, memory)
         self._schema = filled.schema
@@ -353,7 +335,8 @@ class MultiProcessCollector(BaseCollector):
     def figures(self) -> dict[str, Any]:
         """Return figures for a closing report; see `Collector.figures`."""
         figures: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
-        figures["workers"] = [dataclasses.asdict(record) for record in self.group.records]
+        most = {"at_most": self.group.rows.at_most} if self.group.rows.at_most else {}
+        figures["workers"] = [dataclasses.asdict(record) | most for record in self.group.records]
         return figures if self.delta is None else figures | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------

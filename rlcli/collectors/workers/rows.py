@@ -14,10 +14,12 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rlcli.collectors.batch import Columns
-from rlcli.collectors.workers.each import RemoteRecord, WorkerRecord
 from rlcli.collectors.workers.worker import TARGET, signs_of
 from rlcli.processes.channel import packed
 from rlcli.processes.group import WorkerGroup
@@ -46,13 +48,6 @@ class SharedBatch:
         self.columns.settle()
 
 
-class AwaitedBatch:
-    """Stand for the memory of a batch whose rows come with answers."""
-
-    def __init__(self, steps: int) -> None:
-        self.columns = Columns(steps, {}, {})
-
-
 class BatchRequest(NamedTuple):
     """Order a worker to write `steps` into `batch`, the first `random_steps` with random actions."""
 
@@ -70,7 +65,7 @@ class LocalRows:
     standing_still, still = "hanging", "run"
     why_still = "it was stopped, or its code holds the GIL"
     scheme = SharedMemWeightSyncScheme  # of models without one
-    record = WorkerRecord
+    at_most = ""
 
     def __init__(self, workers: int, start_method: str) -> None:
         self._start_method, self._batches = start_method, 0
@@ -79,6 +74,7 @@ class LocalRows:
         self._signs = Region(signs_of(workers))
         weakref.finalize(self, os.close, self._signs.fd)
         self.attached: Sequence[Any] = [self._signs.fd]  # to the order that builds a worker's collector
+        self.count, self.stop = (self._signs.arrays[name] for name in ("count", "stop"))  # what workers are told
 
     def group(self, owner: Owner, on_error: str) -> WorkerGroup:
         start = partial(Worker, TARGET, start_method=self._start_method, preload=[TARGET.partition(":")[0]])
@@ -121,19 +117,19 @@ class RemoteRows:
     standing_still, still = "not answering", "answered"
     why_still = "its env is slow, or it was stopped"
     scheme = MultiProcessWeightSyncScheme
-    record = RemoteRecord
+    at_most = "at most "
     attached: Sequence[Any] = ()
 
     def __init__(self, workers: int, transport: Callable[[int], Remote]) -> None:
-        self._asked = [0] * workers
+        self._asked, self.count, self.stop = [0] * workers, np.zeros(1, np.int64), np.zeros(1, np.uint8)
         self._transport = transport
         self._carried: dict[str, tuple[bytes, Any]] = {}
 
     def group(self, owner: Owner, on_error: str) -> RemoteGroup:
         return RemoteGroup(self._transport(len(self._asked)), len(self._asked), owner=owner, on_error=on_error)
 
-    def new_batch(self, memory: Arrays, steps: int) -> AwaitedBatch:
-        return AwaitedBatch(steps)
+    def new_batch(self, memory: Arrays, steps: int) -> SimpleNamespace:
+        return SimpleNamespace(columns=Columns(steps, {}, {}))  # rows come with answers
 
     def begin(
         self, group: RemoteGroup, index: int, life: int, order: BatchRequest, weights: Mapping[str, bytes]

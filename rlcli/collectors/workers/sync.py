@@ -18,11 +18,9 @@ from rlcli.collectors.finish import Delivered
 from rlcli.collectors.options import cut, next_steps, steps_of
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.rows import BatchRequest
-from rlcli.collectors.workers.worker import STOP
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK
 from rlcli.processes.channel import packed
-from rlcli.processes.region import Region
 
 
 class MultiSyncCollector(MultiProcessCollector):
@@ -45,14 +43,9 @@ class MultiSyncCollector(MultiProcessCollector):
     """
 
     def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        cat_results: str | int = "stack",
-        preemptive_threshold: float | None = None,
-        **options: Any,
-    ) -> None:
+        self, create_env_fn: Any, policy: Any = None, *, cat_results: str | int = "stack",
+        preemptive_threshold: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if cat_results not in ("stack", 0, -1) or isinstance(cat_results, bool):
             raise ArgumentError(f"unknown cat_results {cat_results!r}", fix='Use "stack", 0 or -1.')
         self.cat_results = cat_results
@@ -73,7 +66,7 @@ class MultiSyncCollector(MultiProcessCollector):
                 f"cat_results={cat_results!r} needs workers with as many envs each",
                 why=f"they have {', '.join(str(record.lanes) for record in self.group.records)}",
                 fix="Use cat_results=0.",
-            )  # fmt: skip
+            )
         self.pool = self._pool()
         try:
             self._check_even()
@@ -82,8 +75,7 @@ class MultiSyncCollector(MultiProcessCollector):
             raise
         self._whole = True  # the last batch: no worker has taken steps that nobody got
         if self.preemptive_threshold is not None:
-            self._preempted = Region(STOP)
-            self.group.follow("preemption", lambda: (packed(("watch", (), {})), [self._preempted.fd]))
+            self.group.follow("preemption", lambda: (packed(("watch", (), {})), ()))
 
     @property
     def shares(self) -> list[int]:
@@ -112,11 +104,6 @@ class MultiSyncCollector(MultiProcessCollector):
         """Return the longest share's steps, so that all hold so many frames; of a full batch, if need be."""
         return 0 if frames <= 0 else cut(self.shares, [record.lanes for record in self.group.records], frames)
 
-    def _close(self) -> None:
-        super()._close()
-        if self.preemptive_threshold is not None:
-            self._preempted.forget_fd()
-
     def __len__(self) -> int:
         if self.preemptive_threshold is not None:
             raise TypeError("a collector that does not wait for stragglers has no length")
@@ -139,7 +126,7 @@ class MultiSyncCollector(MultiProcessCollector):
         random_frames = self._random_frames()
         random_steps = cut(of, [record.lanes for record in self.group.records], random_frames) if random_frames else 0
         if self.preemptive_threshold is not None:
-            self._preempted.arrays["stop"][0] = False
+            self.group.rows.stop[0] = False
         for index, record in enumerate(self.group.records):
             self.group.begin(
                 index, BatchRequest(batch, record.first_lane, of[index], min(of[index], random_steps), timed)
@@ -156,7 +143,7 @@ class MultiSyncCollector(MultiProcessCollector):
     def _preempt(self, came: int) -> None:
         """Tell the workers to stop once enough of them are through."""
         if self.preemptive_threshold is not None:
-            self._preempted.arrays["stop"][0] = came >= self.preemptive_threshold * self.num_workers
+            self.group.rows.stop[0] = came >= self.preemptive_threshold * self.num_workers
 
     def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
         self._check_even()  # shares can be changed between two batches

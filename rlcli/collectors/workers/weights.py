@@ -11,38 +11,28 @@ from torch import Tensor, nn
 from rlcli.arguments import refuse
 from rlcli.collectors.workers.group import CollectorWorkers
 from rlcli.processes.channel import packed
-from rlcli.weight_update.publications import SharedPublications
+from rlcli.weight_update.publications import Publications
 from rlcli.weight_update.publisher import POLICY
-from rlcli.weight_update.schemes import SharedMemWeightSyncScheme, WeightSyncScheme
+from rlcli.weight_update.schemes import WeightSyncScheme
 from rlcli.weight_update.sender import WeightSender
 from rlcli.weight_update.tensors import Source
 
 
 class WorkerModels:
-    """Send versions of each trained model to all workers, by its scheme or `usual`, as the target of a `Publisher`."""
+    """Send versions of each trained model to workers by its scheme, or the usual one: the target of a `Publisher`."""
 
-    def __init__(
-        self,
-        group: CollectorWorkers,
-        policy: Any,
-        schemes: Mapping[str, WeightSyncScheme] | None,
-        usual: WeightSyncScheme | None = None,
-    ) -> None:
+    def __init__(self, group: CollectorWorkers, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
         self.group, self._schemes, self._warned = group, _schemes(schemes), False
-        self._usual = SharedMemWeightSyncScheme() if usual is None else usual
+        self._usual: WeightSyncScheme = group.rows.scheme()
         self._local = self._usual.local  # else workers may be on other machines
         self.trained: dict[str, Any] = {}
         self.senders: dict[str, WeightSender] = {}
-        self._publications = SharedPublications()
-        group.follow("all models", self._together)
+        self._publications = Publications(group.rows.count)
         self.connect(POLICY, policy, POLICY)
 
     @property
     def nbytes(self) -> int:
         return sum(sender.nbytes for sender in self.senders.values())
-
-    def _together(self) -> tuple[bytes, Sequence[Any]]:
-        return packed(("follow_together", (self._local,), {})), [self._publications.fd] if self._local else ()
 
     def connect(self, name: str, trained: Any, used: Any) -> None:
         refuse(not isinstance(used, str), f"the model '{name}' is used in workers, each of which has its own",
@@ -88,7 +78,6 @@ class WorkerModels:
         self.send({name: sender.checked() for name, sender in self.senders.items()}, version)
 
     def close(self) -> None:
-        self._publications.close()
         for sender in self.senders.values():
             sender.close()
 

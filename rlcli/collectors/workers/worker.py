@@ -1,12 +1,7 @@
-"""A collector in a process of its own: it writes batches, and says what lies in them.
+"""A collector in a process of its own: it writes batches (see `rows`), and says what lies in them.
 
-| rows lie in | which is | and go to the parent (`MultiProcessCollector`), which puts batches together |
-|---|---|---|
-| `SlotRows` | memory that the parent makes and shares | not at all, but for what no column was made for |
-| `OwnRows` | one batch of the worker's own, overwritten by the next | with the answer, all of them |
-
-What no column was made for: the successors of episodes that ended, the row that the next batch begins with, keys that
-nobody declared.
+What no column was made for goes with the answer: the successors of episodes that ended, the row that the next batch
+begins with, keys that nobody declared.
 """
 
 from __future__ import annotations
@@ -41,18 +36,21 @@ from rlcli.processes.region import Arrays, Region
 from rlcli.processes.watchdog import BEAT, beat
 from rlcli.specs.field import PASS, Fields
 from rlcli.vec_envs.workers import Told
-from rlcli.weight_update.publications import SharedPublications
+from rlcli.weight_update.publications import COUNT, Publications
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
 
-STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a batch is to end where it is
 TARGET = "rlcli.collectors.workers.worker:work"
 REMOTE = "rlcli.collectors.workers.worker:remote"  # of a `RemoteWorker`
 
 
 def signs_of(workers: int) -> Arrays:
-    """Return what workers show their parent at any time: the steps that they have taken, and that they run."""
-    return {"clock": ((workers,), np.dtype(np.int64)), "beats": ((workers,), BEAT)}
+    """Return what is shown at any time: by workers the steps that they have taken, and that they run; and to them.
+
+    They are told how many publications there are, and whether a batch is to end where it is.
+    """
+    by_all = {"clock": ((workers,), np.dtype(np.int64)), "beats": ((workers,), BEAT)}
+    return {**by_all, **COUNT, "stop": ((1,), np.dtype(np.uint8))}
 
 
 @dataclass(frozen=True)
@@ -107,26 +105,22 @@ class SharedSlots:
 
     def __init__(self, rollout: Rollout) -> None:
         self.rollout = rollout
-        self._batches: dict[int, BoundBatch] = {}
-        self._data: dict[int, dict[Key, np.ndarray]] = {}
+        self._slots: dict[int, tuple[BoundBatch, dict[Key, np.ndarray]]] = {}
         self._now = -1
 
     def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
-        self._data[slot] = data
-        mine = self.rollout.columns()
-        self._batches[slot] = self.rollout.bind({key: data[key] for key in mine}, steps)
+        self._slots[slot] = self.rollout.bind({key: data[key] for key in self.rollout.columns()}, steps), data
 
     def forget(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self._batches.pop(slot, None)
-            self._data.pop(slot, None)
+            self._slots.pop(slot, None)
 
     def use(self, slot: int) -> dict[Key, np.ndarray]:
         self._now = slot
-        return self._data[slot]
+        return self._slots[slot][1]
 
     def take(self, steps: int) -> BoundBatch:
-        return self._batches[self._now]
+        return self._slots[self._now][0]
 
     def give_back(self, batch: BoundBatch) -> None:
         """Do nothing: the parent says when the memory is free."""
@@ -199,12 +193,14 @@ class SlotRows:
         region.forget_fd()
         return region.arrays
 
-    def clock(self, index: int, workers: int) -> np.ndarray:
-        """Return where the steps of this worker are counted, int64 `[1]`; beat from now on."""
-        clock, beats = (array[index : index + 1] for array in self.arrays(signs_of(workers)).values())
+    def signs(self, index: int, workers: int) -> tuple[np.ndarray, Publications | None]:
+        """Return where this worker's steps are counted, int64 `[1]`, and the publications; beat from now on."""
+        signs = self.arrays(signs_of(workers))
+        clock, beats = (signs[name][index : index + 1] for name in ("clock", "beats"))
         clock[0] = 0
         beat(beats)
-        return clock
+        self.stop = signs["stop"]
+        return clock, Publications(signs["count"])
 
     def descriptor(self) -> int:
         return self._channel.receive_fd()
@@ -227,8 +223,8 @@ class OwnRows:
     def collector(self, options: Mapping[str, Any]) -> PartCollector:
         return PartCollector(**{**options, "reuse_batch": True})
 
-    def clock(self, index: int, workers: int) -> np.ndarray:
-        return np.zeros(1, np.int64)
+    def signs(self, index: int, workers: int) -> tuple[np.ndarray, Publications | None]:
+        return np.zeros(1, np.int64), None
 
     def memory(self, collector: PartCollector) -> dict[Key, np.ndarray]:
         return {}
@@ -260,7 +256,7 @@ class CollectorWorker:
 
     def build(self, first_lane: int, all_lanes: int, seed: int, first_id: int, stride: int) -> dict[str, Any]:
         """Make the collector of these envs, and return what the parent must know of it."""
-        clock = self.rows.clock(first_id, stride)
+        clock, publications = self.rows.signs(first_id, stride)
         options = dataclasses.replace(
             self.options, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
             seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
@@ -270,6 +266,8 @@ class CollectorWorker:
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
         self.collector = self.rows.collector(vars(options) | {"pre_collect_hook": self.pre_hook})
         self.collector.vec_env.count_in(clock.data)
+        self.receivers = ModelsReceiver(publications)
+        self.collector.follow(self.receivers)
         torch.manual_seed(stream_seed % 2**64)
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
         return {
@@ -286,8 +284,8 @@ class CollectorWorker:
         return self.collector.shared_columns()
 
     def watch(self) -> None:
-        """End batches early from now on, where the parent says so in the memory that it sends."""
-        self.collector.watch(self.rows.arrays(STOP)["stop"])
+        """End batches early from now on, where the parent says so."""
+        self.collector.watch(self.rows.stop)
 
     def collect(
         self, steps: int, random_steps: int, timed: bool, *place: Any, weights: Mapping[str, bytes] | None = None
@@ -362,13 +360,8 @@ class CollectorWorker:
         """Return what a successor has to know: the lanes' episodes, and the next trajectory's id."""
         return self.collector.episodes, self.collector.next_id
 
-    def follow_together(self, has_fd: bool) -> None:
-        """Adopt publications of any models from now on."""
-        publications = SharedPublications(self.rows.descriptor()) if has_fd else None
-        self.receivers = ModelsReceiver(publications)
-        self.collector.follow(self.receivers)
-
     def follow(self, used: str, handle: Handle, has_fd: bool) -> None:
+        """Adopt publications of one more model from now on."""
         fd = self.rows.descriptor() if has_fd else None
         try:
             self.receivers.open(handle, fd, self.collector.model(used))

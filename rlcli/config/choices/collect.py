@@ -313,7 +313,10 @@ class AsyncOptions(BatchOptions):
 @dataclass
 class WorkersOptions(BatchOptions):
     num_workers: int | str = option(
-        "auto", "workers that collect; auto: as many as there are free cores here", ge=1, words=("auto",)
+        "auto",
+        "workers that collect; auto: as many as there are free cores here, or ranks of torchrun",
+        ge=1,
+        words=("auto",),
     )
 
 

@@ -358,6 +358,13 @@ class LearnerConfig(Group):
             yield Problem(f"learner.backend={self.backend} has no meaning with learner.world_size=1", "leave it out")
 
 
+@dataclass
+class RankConfig(LearnerConfig):
+    """The same, in the configuration of one rank: envs, batches, minibatches and buffer are its share."""
+
+    rank: int = 0
+
+
 # ---- all of it ------------------------------------------------------------------------------------------------------
 @dataclass
 class Config(CollectConfig):

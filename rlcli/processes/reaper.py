@@ -16,13 +16,13 @@ import sys
 import tempfile
 import time
 
-MARK = "RLCLI_LEFTOVER_OF"
+MARK = "RLCLI_REAPED_BY"
 _EVERY = 0.5  # seconds between two looks at the parent
 _ROUNDS = 20  # of killing: what is killed may just have started another
 _LONGEST = 25  # of the path of the folder for temporary ones: a socket's path has at most 107 bytes
 
 
-class Leftovers:
+class Reaper:
     """Make a folder, for nobody else, and a mark; processes with it are killed by `clear_up`, or when this one ends."""
 
     def __init__(self) -> None:
@@ -31,16 +31,16 @@ class Leftovers:
         self.mark = secrets.token_hex(8)
         program = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
-            f"from rlcli.processes.leftovers import outlive; outlive({os.getpid()}, {self.mark!r}, {self.folder!r})"
+            f"from rlcli.processes.reaper import outlive; outlive({os.getpid()}, {self.mark!r}, {self.folder!r})"
         )
         nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        self._watcher = subprocess.Popen([sys.executable, "-c", program], **nowhere, start_new_session=True)  # type: ignore[call-overload]
+        self._process = subprocess.Popen([sys.executable, "-c", program], **nowhere, start_new_session=True)  # type: ignore[call-overload]
 
     def clear_up(self) -> None:
         """Kill all processes that have the mark, and remove the folder."""
         _clear_up(self.mark, self.folder)
-        self._watcher.kill()
-        self._watcher.wait()
+        self._process.kill()
+        self._process.wait()
 
 
 def outlive(parent: int, mark: str, folder: str) -> None:
