@@ -106,7 +106,7 @@ def serve_as_rank(channel: Channel, work: Callable[[Ranks, dict[str, Any]], None
 
     def look() -> None:
         if select.select([channel.end], [], [], 0)[0]:
-            raise RankLost("rank 0 has ended")
+            raise RankLost("rank 0 has ended", why="its connection is closed")
 
     def carry_out(kind: int, body: bytes) -> None:
         if kind == _LEARN:

@@ -69,7 +69,7 @@ def test_a_job_that_fails_or_is_killed_or_stopped_takes_no_other_with_it(folder)
     ended = {2: "interrupted", 4: "interrupted", 6: "stopped", 7: "interrupted"}
     assert states(folder) == [ended.get(number, "done") for number in range(9)]
     assert re.search(r"^job 2 failed: it broke; what it printed: sw/2/output.txt$", err, re.M)
-    assert re.search(r"^job 4 failed: its process was ended by SIGKILL; the system kills", err, re.M)
+    assert re.search(r"^job 4 failed: its process was ended by SIGKILL: the system kills", err, re.M)
     assert re.search(r"^job 7 failed: unexpected error: OSError: \[Errno 28\] No space left", err, re.M)
     assert "jobs were stopped by a signal to their process" in err and "rlcli resume sw" in err
     assert "3 of 9 jobs failed; job 2: it broke" in err
