@@ -200,6 +200,7 @@ class Processes(Launcher):
     """Run peers in worker processes of this machine."""
 
     name = "mp"
+    folder: Path
 
     def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
         refuse(slurm_kwargs, "slurm_kwargs are of jobs", why="launcher is 'mp'", fix="Use launcher='submitit'.")
