@@ -27,7 +27,8 @@ def test_weights_are_swapped_where_the_configuration_says(swap):
 def test_where_to_swap_weights_is_refused_of_a_collector_that_rests_while_they_are_learned(swap):
     with pytest.raises(
         ConfigError,
-        match=r"^weights.swap has no meaning with collector=sync; use collector=multi_async \| async \| ray \| distributed, or leave it out$",
+        match=r"^weights.swap has no meaning with collector=sync; use collector=multi_async \| async \| ray \| "
+        r"distributed, or leave it out$",
     ):
         configure("train", [f"weights.swap={swap}"])
 
