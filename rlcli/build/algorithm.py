@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 
 class Asked(UserDict[str, Any]):
-    """Options, and in `unread` the names of those that nobody has asked for."""
+    """Options, and in `unused` the names of those that nobody has asked for."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.unread = set(options)
+        self.unused = set(options)
 
     def __getitem__(self, name: str) -> Any:
-        self.unread.discard(name)
+        self.unused.discard(name)
         return super().__getitem__(name)
 
 
-def refuse_unread(algorithm: Algorithm) -> None:
+def refuse_unused(algorithm: Algorithm) -> None:
     """Raise ConfigError where something in `loss.kwargs` was read by no method of the algorithm."""
-    if unread := sorted(getattr(algorithm.options.kwargs, "unread", ())):
+    if unused := sorted(getattr(algorithm.options.kwargs, "unused", ())):
         raise ConfigError(
-            f"loss={algorithm.options.kind} does not read {', '.join(f'loss.kwargs.{name}' for name in unread)}",
+            f"loss={algorithm.options.kind} does not read {', '.join(f'loss.kwargs.{name}' for name in unused)}",
             where=type(algorithm).__name__,
             fix="Leave it out; or read it, self.cfg.loss.kwargs[...], in a method that makes a part of the run.",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unread
+from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unused
 from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
@@ -176,7 +176,7 @@ def learner_of(
     hooks = make_hooks(reporter, saver, play)
     loop = algorithm.loop(parts, policy, hooks)
     if cfg.loss.kwargs:
-        refuse_unread(algorithm)
+        refuse_unused(algorithm)
     saver.parts["loop"] = loop
     if play is not None:
         saver.parts["evaluation"] = play

@@ -25,12 +25,8 @@ def test_weights_are_swapped_where_the_configuration_says(swap):
 
 @pytest.mark.parametrize("swap", ["rollout", "step"])
 def test_where_to_swap_weights_is_refused_of_a_collector_that_rests_while_they_are_learned(swap):
-    with pytest.raises(
-        ConfigError,
-        match=r"^weights.swap has no meaning with collector=sync; use collector=multi_async \| async \| ray \| "
-        r"distributed, or leave it out$",
-    ):
-        configure("train", [f"weights.swap={swap}"])
+    words = "weights.swap meaning collector=sync multi_async async distributed leave it out"
+    refused(ConfigError, words, lambda: configure("train", [f"weights.swap={swap}"]))
 
 
 def test_another_place_to_swap_them_is_refused():

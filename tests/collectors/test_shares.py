@@ -136,6 +136,7 @@ def test_episodes_are_reported_as_long_as_they_were(files):
         for _ in range(4):
             delivered = c.deliver()
             assert delivered.frames == int(delivered.raw[COLLECTOR_MASK].sum())
+            loop.frames = c.frames
             hooks.after_batch(loop, delivered, delivered.raw)
         lengths = [torch.tensor(stats.update(*rows.values())[1]) for rows in hooks.unreported]
     assert set(torch.cat(lengths).tolist()) == {4, 5, 6} and len(lengths) == 8

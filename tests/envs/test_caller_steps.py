@@ -21,8 +21,8 @@ from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.processes import channel as channel_module
-from rlcli.processes import group as group_module
 from rlcli.processes import line as line_module
+from rlcli.processes import replacing
 
 
 def shared(n: int, makers, workers: int = 1) -> ParallelEnv:
@@ -87,7 +87,7 @@ def test_nothing_of_a_step_or_a_reset_is_pickled(monkeypatch, caller_steps):
     monkeypatch.setattr(
         channel_module.Channel, "send", lambda self, kind, turn=0, body=b"": sent(self, kind, turn, body)
     )
-    monkeypatch.setattr(group_module, "unpacked", lambda body: bodies.append(body) if body else None)
+    monkeypatch.setattr(replacing, "joined", lambda body, arrays: bodies.append(body))
 
     def sent(channel, kind, turn, body) -> None:
         bodies.extend([body] if body else [])

@@ -49,10 +49,10 @@ class RPCRemote(GroupRemote):
         rpc.shutdown(graceful=False)
 
     def _link(self, rank: int) -> Any:
-        return _Calls(_name(rank))
+        return _CallLink(_name(rank))
 
 
-class _Calls:
+class _CallLink:
     """Send messages to one peer, as calls, and receive what they return."""
 
     def __init__(self, name: str) -> None:
