@@ -44,7 +44,7 @@ def check_ranks(cfg: Any) -> Iterator[Problem]:
         return
     if cfg.collector.kind not in ("sync", "multi_sync"):
         yield Problem(
-            f"collector={cfg.collector.kind} collects beside the learner, and the ranks of a learner collect in step",
+            f"collector={cfg.collector.kind} has one learner, and the ranks of a learner collect a share each, in step",
             "use collector=sync or collector=multi_sync",
         )
     for key, (without, why) in _WHY.items():
