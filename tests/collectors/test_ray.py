@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 import types
 from functools import partial
@@ -23,7 +22,7 @@ import psutil
 import pytest
 import torch
 from face import refusals, refused
-from test_remote import CASES, VERSION, actor, follows, four, published, same
+from test_remote import CASES, VERSION, actor, four, killed_at_random, published, same
 
 from rlcli.collectors import MultiSyncCollector
 from rlcli.collectors.distributed import RayCollector, cluster, ray_remote
@@ -238,18 +237,7 @@ def test_frames_are_exact_whatever_kills_workers(joined, sync, tmp_path):
     makers = [partial(pair, path, 7) for path in paths]
     options = {"frames_per_batch": 200, "next_obs": "exact", "seed": 0, "on_worker_error": "restart"}
     with RayCollector(makers, None, sync=sync, **options) as c:
-        frames = 0
-        for n in range(1, 4):
-            victim = rng.randrange(2)
-            timer = threading.Timer(
-                rng.random() * 0.03, lambda v=victim: c.processes.remote.kill(c.processes.workers[v])
-            )
-            timer.start()
-            while sum(often for often, _ in c.restarts) < n or timer.is_alive():
-                batch = c.next()
-                frames += batch.numel()
-                follows(batch)
-                assert batch.numel() == 200 and c.frames == frames
+        frames = killed_at_random(c, rng, 3)
         waiting = sum(part["lanes"] * part["steps"] for _, part in c.state_dict().get("ready", ()))
         lost = sum(frames for _, frames in c.restarts)
         seen = steps_seen(*paths)

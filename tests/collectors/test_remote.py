@@ -93,6 +93,22 @@ def published(collector, policy) -> None:
     collector.update_policy_weights_()
 
 
+def killed_at_random(c, rng, kills, after_batch=lambda: None) -> int:
+    """Kill a worker so many times while batches of 200 frames come, each whole; return the frames of all."""
+    frames = 0
+    for n in range(1, kills + 1):
+        victim = rng.randrange(2)
+        timer = threading.Timer(rng.random() * 0.03, lambda v=victim: c.processes.remote.kill(c.processes.workers[v]))
+        timer.start()
+        while sum(often for often, _ in c.restarts) < n or timer.is_alive():
+            batch = c.next()
+            frames += batch.numel()
+            follows(batch)
+            assert batch.numel() == 200 and c.frames == frames
+            after_batch()
+    return frames
+
+
 # ---- what workers of this machine give -------------------------------------------------------------------------------
 CASES = {
     "full": (four, actor, {"next_obs": "full"}),
@@ -269,19 +285,7 @@ def test_frames_are_exact_whatever_kills_workers(kind, kills, tmp_path, monkeypa
     options = {"frames_per_batch": 200, "next_obs": "exact", "seed": 0, "on_worker_error": "restart"}
     policy = two_numbers()
     with kind(makers, policy, transport=Loopback, track_policy_version=True, **options) as c:
-        frames = 0
-        for n in range(1, kills + 1):
-            victim = rng.randrange(2)
-            timer = threading.Timer(
-                rng.random() * 0.03, lambda v=victim: c.processes.remote.kill(c.processes.workers[v])
-            )
-            timer.start()
-            while sum(often for often, _ in c.restarts) < n or timer.is_alive():
-                batch = c.next()
-                frames += batch.numel()
-                follows(batch)
-                assert batch.numel() == 200 and c.frames == frames
-                published(c, policy)
+        frames = killed_at_random(c, rng, kills, partial(published, c, policy))
         while {worker.version for worker in c.workers} != {c.policy_version}:
             frames += c.next().numel()
         assert all("killed" in worker.cause for worker in c.workers if worker.restarts)
