@@ -1,5 +1,6 @@
 """Ranks of a learner: their gradient is one process's, they step alike to the bit, and they end together."""
 
+import contextlib
 import copy
 import os
 import signal
@@ -18,6 +19,7 @@ from rlcli.build.plan import plan
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ConfigError, NumericsError, ResourceError, StoppedSafely
+from rlcli.jobs.ranks import Others
 from rlcli.learning.gradient import GradientChoice
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.learning.ranks import Ranks
@@ -224,24 +226,25 @@ def states(path):
     return [checkpoint.load_latest(path / of / "checkpoints").state for of in ("", "ranks/1")]
 
 
-def at_batch(number, do):
-    """Have rank 0 `do(saver)` after its batch of that number."""
-    original, seen = Saver.after_batch, []
+@contextlib.contextmanager
+def signalled(number, sign):
+    """Send rank 1 a signal after rank 0's batch of that number; yield a list of its pid."""
+    after_batch, begin, seen, pids = Saver.after_batch, Others.begin, [], []
 
-    def after_batch(self, frames, **sound):
+    def begun(self, index, *order):
+        pids.append(self.workers[index].pid)
+        begin(self, index, *order)
+
+    def after(self, frames, **sound):
         seen.append(frames)
         if len(seen) == number:
-            do(self)
-        original(self, frames, **sound)
+            os.kill(pids[0], sign)
+        after_batch(self, frames, **sound)
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(Saver, "after_batch", after_batch)
-    return patch.undo
-
-
-def other_ranks():
-    """Their processes: what the fork server has made."""
-    return [each for each in psutil.Process().children(recursive=True) if each.ppid() != os.getpid()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Others, "begin", begun)
+        patch.setattr(Saver, "after_batch", after)
+        yield pids
 
 
 def same(a, b):
@@ -259,19 +262,15 @@ def same(a, b):
 
 def test_a_signal_to_any_rank_stops_all_and_a_resumed_run_is_the_same_to_the_bit(run):
     whole = run("run.dir=whole")
-    undo = at_batch(3, lambda saver: other_ranks()[0].send_signal(signal.SIGTERM))
-    try:
-        with pytest.raises(StoppedSafely):
-            run("run.dir=cut")
-    finally:
-        undo()
+    with signalled(3, signal.SIGTERM) as pids, pytest.raises(StoppedSafely):
+        run("run.dir=cut")
+    assert not any(psutil.pid_exists(pid) for pid in pids)
     resumed = resume("cut")
     for one, other in zip(states(whole.path), states(resumed.path), strict=True):
         same(one, other)
     assert [record["frames"] for record in resumed.metrics()] == [512 * k for k in range(1, 9)]
     one, other = states(whole.path)
     same(one["policy"], other["policy"])
-    assert not other_ranks()
     # another number of ranks goes on from the weights
     alone = resume("cut", ["learner.world_size=1", "total_frames=4608"])
     assert alone.summary["status"] == "done" and alone.metrics()[-1]["frames"] == 4608
@@ -288,12 +287,8 @@ def test_the_first_batches_of_all_ranks_are_one_process_s(run):
 
 
 def test_a_rank_that_is_killed_ends_all_with_its_cause(run):
-    undo = at_batch(2, lambda saver: other_ranks()[0].kill())
-    try:
-        with refused(ResourceError, "rank 1 SIGKILL"):
-            run("run.dir=killed")
-    finally:
-        undo()
+    with signalled(2, signal.SIGKILL), refused(ResourceError, "rank 1 SIGKILL"):
+        run("run.dir=killed")
     assert resume("killed").summary["status"] == "done"
 
 
