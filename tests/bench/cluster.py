@@ -20,14 +20,15 @@ from rlcli.errors import NumericsError
 from rlcli.vec_envs.make import GymRecipe
 from tests.bench.cluster_sides import (
     CARTPOLE,
-    GLOO,
     KINDS,
     LOCAL,
     PEERS,
     RAY,
+    RLLIB,
     RPC,
     WORKERS,
     Copied,
+    Elsewhere,
     Ours,
     Published,
     Side,
@@ -45,7 +46,8 @@ def measure(settings: dict[str, Any]) -> Report:
     report = Report("cluster", settings, unit="frame")
     if find_spec("ray") is None:
         report.leave_out("ray", "ray")
-    report.note("RLlib is left out: ray[rllib] pins a gymnasium of its own")
+    if not settings["rllib"]:
+        report.note("RLlib is left out: ray[rllib] pins a gymnasium of its own; rllib=PYTHON of an environment with it")
     for name, part in _PARTS.items():
         if settings["part"] in ("all", name) and (name in _COMPARED or find_spec("ray") is not None):
             part(report)
@@ -61,13 +63,17 @@ def _speed(report: Report, slow: bool) -> None:
         kinds = [name for name in KINDS if has_ray or name != RAY]
         sides = {name: stack.enter_context(closing(Side(Ours, name, recipe))) for name in kinds}
         for frames in settings["frames"]:
-            others = {}
+            others: dict[str, Side] = {}
             if frames == small and settings["peers"] and not slow:
-                names = [name for name, on_ray in PEERS.items() if has_ray or not on_ray]
-                others = {name: stack.enter_context(closing(Side(theirs, PEERS[name], small))) for name in names}
+                ours = {name: kind for name, (kind, _) in PEERS.items() if name != RLLIB and kind in kinds}
+                others = {
+                    name: stack.enter_context(closing(Side(theirs, kind == RAY, small))) for name, kind in ours.items()
+                }
                 if not all(peer.is_there for peer in others.values()):
                     report.leave_out("torchrl")
                     others = {}
+                if settings["rllib"] and has_ray:
+                    others[RLLIB] = stack.enter_context(closing(Elsewhere(settings["rllib"], small)))
             _compare(report, f"{label}, {frames:,}", sides | others, frames)
 
 
@@ -90,7 +96,7 @@ def _compare(report: Report, label: str, sides: Mapping[str, Side], frames: int)
         timed = [Timed(f"{label}, {clock}: {name}", each, batches[name] * frames) for name, each in seconds.items()]
         report.sides += timed
         for name in sides:
-            over, under = (LOCAL, name) if name not in PEERS else (name, RAY if PEERS[name] else GLOO)
+            over, under = (LOCAL, name) if name not in PEERS else (name, PEERS[name][0])
             if name != LOCAL:
                 bar = _bar(name, label, frames) if clock == "CPU" else ""
                 report.ratios.append(
@@ -100,7 +106,7 @@ def _compare(report: Report, label: str, sides: Mapping[str, Side], frames: int)
 
 def _bar(name: str, label: str, frames: int) -> str:
     if name in PEERS:
-        return ">= 20"
+        return f">= {PEERS[name][1]}"
     if name == RPC or frames < 8192:
         return ""
     return ">= 0.75" if label.startswith("CartPole") else ">= 0.85"

@@ -6,9 +6,11 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -37,7 +39,10 @@ KINDS: dict[str, Callable[..., Any]] = {
     GLOO: DistributedSyncCollector,
     RPC: partial(RPCCollector, sync=True),
 }
-PEERS = {"torchrl RayCollector": True, "torchrl DistributedCollector": False}
+RLLIB = "RLlib's env runners"
+PEERS = {  # what is measured against which of ours, and the least that it is to take of our time
+    "torchrl RayCollector": (RAY, 20), "torchrl DistributedCollector": (GLOO, 20), RLLIB: (RAY, 10),
+}  # fmt: skip
 
 
 # ---- a process -------------------------------------------------------------------------------------------------------
@@ -76,13 +81,40 @@ class Side:
         """End it, and all that it started."""
         left = psutil.Process(self._process.pid).children(recursive=True)
         self._end.close()
-        self._process.join(30)
+        psutil.wait_procs([psutil.Process(self._process.pid)], 30)
         self._process.kill()
         for process in left:
             try:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
+
+
+class Elsewhere(Side):
+    """RLlib's env runners, in the environment of another Python."""
+
+    def __init__(self, python: str, frames: int) -> None:
+        program = [python, Path(__file__).parent / "peers/rllib.py", CARTPOLE, WORKERS, ENVS, frames]
+        surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._process = subprocess.Popen(
+            [*map(str, program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=surroundings,
+        )  # fmt: skip
+        self._end, self.is_there = self._process.stdin, True
+        while self._line() != "ready":
+            pass
+
+    def call(self, name: str, frames: int, batches: int) -> float:
+        for _ in range(batches):
+            self._end.write(f"{frames}\n")
+            self._end.flush()
+            assert int(self._line()) >= frames
+        return float("nan")
+
+    def _line(self) -> str:
+        if not (line := self._process.stdout.readline()):
+            raise AssertionError("a side of the bench failed: RLlib has ended")
+        return line.strip()
 
 
 def spent(before: dict[int, float], after: dict[int, float]) -> float:

@@ -97,6 +97,7 @@ SETTINGS: dict[str, Settings] = {
         "calls": Setting(3, "times that a transfer is timed in a round; the fastest counts", 1, 1000),
         "rounds": ROUNDS,
         "peers": Setting(True, "measure torchrl's collectors too, where it is installed"),
+        "rllib": Setting("", "Python of an environment that has ray[rllib]: measure RLlib's env runners, too"),
     },
     "sweep": {
         "jobs": Setting(8, "jobs of the sweep", 2, 10**4),
