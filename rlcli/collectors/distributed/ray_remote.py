@@ -175,7 +175,8 @@ def _how_it_ended(error: BaseException) -> str:
     text = str(error)
     if "Node" in type(error).__name__ or "node has died" in text:
         return "was lost with its node"
-    return "ended unexpectedly" if "SYSTEM_ERROR" in text else f"was lost ({in_words(error, 200)})"
+    reason = text.strip().splitlines()[-1:]  # what stands before it are the numbers of the actor
+    return "ended unexpectedly" if "SYSTEM_ERROR" in text else f"was lost ({type(error).__name__}: {''.join(reason)})"
 
 
 def amounts_of(resources: Mapping[str, Any]) -> dict[str, float]:
