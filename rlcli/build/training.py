@@ -15,13 +15,12 @@ from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
-from rlcli.build.ranks import folder_of, introduced, own_or, share_of
+from rlcli.build.ranks import introduced, share_of
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
-from rlcli.config.run_files import RANKS
 from rlcli.config.schemas import Config
 from rlcli.jobs.learner import Evaluator, Learner
 from rlcli.learning.loops import Hooks
@@ -30,7 +29,7 @@ from rlcli.planning.forecast import Learning, expected
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
-from rlcli.runs.folder import CHECKPOINTS, Run, note_new, resume_command, start_command
+from rlcli.runs.folder import BUFFER, Run, note_new, resume_command, start_command
 from rlcli.runs.provenance import surroundings
 from rlcli.runs.session import Saver, new_run
 from rlcli.runs.signals import StopSignals
@@ -74,7 +73,7 @@ def start_ranks(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path 
         return None
     from rlcli.jobs.ranks import backend_of, started
 
-    note_new(run, f"{RANKS}/*/{CHECKPOINTS}", f"{RANKS}/*", RANKS)
+    note_new(run, f"{BUFFER}_*/*", f"{BUFFER}_*")
     order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved}
     order["resume"] = f"Resume with: {resume_command(run)}"
     device = devices(cfg)["train_device"]
@@ -91,12 +90,13 @@ def rank_above_0(channel: Channel) -> None:
 
 
 def _train_as_rank(ranks: Ranks, order: dict[str, Any]) -> None:
+    from rlcli.runs.checkpoint import load
+
     with StopSignals(notice="") as stop:
         stop.ignore_interrupts()
-        cfg, run, saved = order["cfg"], Run(folder_of(order["run"], ranks.rank)), order["saved"]
+        cfg, run, saved = order["cfg"], Run(order["run"]), order["saved"]
         vars(run)["info"] = order["info"]
-        (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        found = None if saved is None else own_or(saved, run.path, ranks.size)
+        found = None if saved is None else load(saved, ranks.rank, ranks.size)
         resume_at = None if found is None else found.manifest["number"]
         learner = learner_of(cfg, run, stop, resume_at=resume_at, ranks=ranks)
         if found is not None:

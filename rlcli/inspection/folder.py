@@ -108,7 +108,7 @@ def _of_checkpoint(loaded: checkpoint.Checkpoint) -> Inspection:
         facts.stored = facts.full
         result.keys.append(facts)
     result.stored = result.full = sum(facts.stored for facts in result.keys)
-    result.on_disk = sum(file.stat().st_size for file in loaded.path.iterdir() if file.is_file())
+    result.on_disk = sum(file.stat().st_size for file in loaded.path.rglob("*") if file.is_file())
     result.notices = loaded.skipped
     return result
 

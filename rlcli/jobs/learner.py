@@ -210,7 +210,7 @@ class Learner:
         self.resumed = True
         from rlcli.typed import Misfit  # a new run reads nothing
 
-        own = found.ranks == self.hooks.ranks and found.path.is_relative_to(self.run.path)
+        own = found.ranks == self.hooks.ranks and found.own
         with loading_state(found.path):
             self._take_over(found.state, own)
             if self.loop.frames != found.manifest["number"]:

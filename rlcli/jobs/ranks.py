@@ -88,7 +88,7 @@ def started(
         for index in range(size - 1):
             others.begin(index, _WORK)
         ranks = _met(meeting, 0, size, backend)
-        ranks.lost, ranks.look = others.lost, others.look
+        ranks.lost, ranks.look, ranks.end = others.lost, others.look, partial(end, others.workers, _SAVING)
         yield ranks
     except BaseException as error:
         grace = _SAVING if isinstance(error, StoppedSafely) else _GRACE

@@ -46,6 +46,8 @@ class Ranks:
     lost, look : callable
         Failure of a collective -> the error to raise: another rank has ended; raise, while it is waited for, where one
         has, or where the run is to stop.
+    end : callable
+        End the other ranks, and wait until they have saved what is theirs.
     average : {"minibatch", "batch"} or None
         The rows, of all ranks, that advantages are normalised over.
     calls : Counter
@@ -58,6 +60,7 @@ class Ranks:
         self.rank, self.size = rank, size
         self.lost: Callable[[Exception], Exception] = lambda error: error
         self.look: Callable[[], object] = lambda: None
+        self.end: Callable[[], object] = lambda: None
         self.average: str | None = None
         self.calls, self.work, self.meeting = Counter[str](), math.inf, math.inf
         self._then: float | None = None

@@ -17,8 +17,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli.data.files.checkpoint_reader import BUFFER, FOLDERS, STATE, TENSORS, gone, read_manifest, read_state
-from rlcli.data.files.disk import Disk, Stamp
+from rlcli.data.files.checkpoint_reader import BUFFER, FOLDERS, RANK, STATE, TENSORS, gone, read_manifest, read_state
+from rlcli.data.files.disk import Disk, Stamp, stamp_of
 from rlcli.data.files.row_files import LiveRows, RowFiles
 from rlcli.data.files.sealed_folder import MANIFEST as MANIFEST
 from rlcli.data.files.state import flatten, non_finite
@@ -34,6 +34,7 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
     manifest: dict[str, Any]
     skipped: list[str]
+    own: bool = True  # whether it holds what the rank that reads it has of its own
 
     @property
     def ranks(self) -> int:
@@ -52,8 +53,13 @@ def save(
     may_be_infinite: Sequence[str] = (),
     ring: LiveRows | None = None,
     disk: Disk | None = None,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Path:
-    """Write the next checkpoint, at `number` frames, a `ring`'s rows as files; keep the newest `keep` that verify."""
+    """Write the next checkpoint, at `number` frames, a `ring`'s rows as files; keep the newest `keep` that verify.
+
+    `rank` above 0: write what it has of its own, a part of the checkpoint that rank 0 of so many writes next.
+    """
     if keep < 2:
         raise ArgumentError("at least 2 checkpoints are kept", why=f"got keep={keep}")
     folder, disk = Path(folder), disk or Disk()
@@ -75,17 +81,26 @@ def save(
         "config": dict(config or {}),
         "versions": dict(versions or {}),
     }
-    rows = None if ring is None else RowFiles(ring, FOLDERS, folder, keep)
+    part, parts = f"{RANK}{rank}" if rank else "", [f"{RANK}{other}" for other in range(1, ranks)]
+    before = [path / part for path in FOLDERS.paths(folder)]
+    rows = None if ring is None else RowFiles(ring, FOLDERS, before, keep)
     if rows is not None:
         about[BUFFER] = rows.about()
 
     def fill(path: Path) -> dict[str, Stamp]:
         stamps = {name: disk.write_file(path / name, chunks) for name, chunks in contents.items()}
-        return stamps if rows is None else {**stamps, **rows.write(path, about[BUFFER], disk)}
+        if rows is not None:
+            stamps |= rows.write(path, about[BUFFER], disk)
+        for name in () if rank else parts:
+            draft = FOLDERS.draft(folder, name)
+            if (draft / MANIFEST).exists() and read_manifest(draft)["number"] == number:  # else that rank was lost
+                disk.rename(draft, path / name)
+                stamps[f"{name}/{MANIFEST}"] = stamp_of(path / name / MANIFEST)
+        return stamps
 
     needed = sum(len(chunk) for chunks in contents.values() for chunk in chunks)
     needed += 0 if rows is None else rows.needed
-    return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk)
+    return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk, part=part, parts=parts)
 
 
 def make_room(folder: Path | str) -> list[Path]:
@@ -160,8 +175,8 @@ def gone_before(loaded: Checkpoint) -> str | None:
     return None if loaded.skipped else gone(loaded.path)
 
 
-def load(path: Path | str) -> Checkpoint:
-    """One checkpoint, verified.
+def load(path: Path | str, rank: int = 0, ranks: int = 1) -> Checkpoint:
+    """One checkpoint, verified; with what another `rank` of so many saved in place of what rank 0 has of its own.
 
     Raises
     ------
@@ -170,7 +185,17 @@ def load(path: Path | str) -> Checkpoint:
     """
     path = Path(path)
     manifest = read_manifest(path)
-    return Checkpoint(path, read_state(path, manifest), manifest, [])
+    found = Checkpoint(path, read_state(path, manifest), manifest, [])
+    if not rank:
+        for part in FOLDERS.parts(manifest):
+            FOLDERS.check(path, f"{part}/{MANIFEST}", manifest)
+            FOLDERS.need_whole(path / part)
+    elif (part := f"{RANK}{rank}") not in FOLDERS.parts(manifest) or found.ranks != ranks:
+        return found._replace(own=False)
+    else:
+        own = read_state(path / part, read_manifest(path / part))
+        found.state.update(own | {"update": found.state["update"] | own["update"]})
+    return found
 
 
 def verify(path: Path | str) -> str | None:

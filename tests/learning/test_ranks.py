@@ -223,7 +223,8 @@ def run(tmp_path, monkeypatch):
 
 
 def states(path):
-    return [checkpoint.load_latest(path / of / "checkpoints").state for of in ("", "ranks/1")]
+    newest = checkpoint.load_latest(path / "checkpoints").path
+    return [checkpoint.load(newest, rank, 2).state for rank in range(2)]
 
 
 @contextlib.contextmanager
@@ -269,8 +270,6 @@ def test_a_signal_to_any_rank_stops_all_and_a_resumed_run_is_the_same_to_the_bit
     for one, other in zip(states(whole.path), states(resumed.path), strict=True):
         same(one, other)
     assert [record["frames"] for record in resumed.metrics()] == [512 * k for k in range(1, 9)]
-    one, other = states(whole.path)
-    same(one["policy"], other["policy"])
     # another number of ranks goes on from the weights
     alone = resume("cut", ["learner.world_size=1", "total_frames=4608"])
     assert alone.summary["status"] == "done" and alone.metrics()[-1]["frames"] == 4608
@@ -305,11 +304,8 @@ def test_a_rank_that_is_killed_ends_all_with_its_cause(run):
     ids=lambda words: words[0],
 )
 def test_algorithms_of_two_ranks_end_with_the_same_weights(run, words):
-    """Ranks compare them at the last checkpoint; here, too."""
-    both = run("total_frames=2048", *words)
-    one, other = states(both.path)
-    same(one["policy"], other["policy"])
-    assert both.summary["status"] == "done"
+    """They compare them at the last checkpoint."""
+    assert run("total_frames=2048", *words).summary["status"] == "done"
 
 
 @pytest.mark.slow
