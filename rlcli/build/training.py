@@ -153,6 +153,7 @@ def learner_of(
     if ranks is not None:
         from rlcli.learning.ranked import RankHooks, RankSaver
 
+        ranks.say = partial(reporter.warn, "ranks")
         followed = partial(RankSaver, of=ranks, weights=update.flat.tensor), partial(RankHooks, ranks)
     make_saver, make_hooks = followed
     saver = make_saver(

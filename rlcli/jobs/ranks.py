@@ -149,4 +149,4 @@ def _met(meeting: Path, rank: int, size: int, backend: str) -> Ranks:
         torch.cuda.set_device(rank % gpus)
     if backend == "nccl":
         groups["cuda"] = kinds.ProcessGroupNCCL(distributed.PrefixStore("cuda", store), rank, size)
-    return Ranks(rank, size, groups)
+    return Ranks(rank, size, groups, store)

@@ -52,9 +52,12 @@ class RankHooks(Hooks):
         counted = super()._since_the_last_report(collector)
         assert self.reporter is not None
         valued, warnings, ends = counted["valued"], self.reporter.tally.warnings, counted["ends"]
+        memory = self.reporter.memory
+        memory.process.read()
         told = self.of.gather({
             "reward": counted["reward"], "done": counted["done"], "ends": [[frames, *end] for frames, end in ends],
             "valued": [valued.rows, valued.approximated, valued.dropped], "warnings": warnings,
+            "memory": [memory.process.now, memory.process.peak],
         })  # fmt: skip
         if self.of.rank:
             self.reporter.tally.warnings = {}
@@ -62,6 +65,7 @@ class RankHooks(Hooks):
         if not self._compared and self.of.calls["step"] >= SURE:
             self._compared = True
             self.reporter.say(self._comparison())
+        memory.others = [tuple(other["memory"]) for other in told]
         lanes = np.cumsum([len(x["reward"]) for x in (counted, *told)]).tolist()
         for first, other in zip(lanes, told, strict=False):
             valued.add(ValueRows(*other["valued"]))

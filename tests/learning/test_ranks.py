@@ -26,6 +26,7 @@ from rlcli.learning.ranks import Ranks
 from rlcli.modules import build_actor_critic
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE, ValueNorm
+from rlcli.processes import watchdog
 from rlcli.runs import checkpoint
 
 SHORT = [
@@ -43,7 +44,7 @@ def together(work, size=2):
         options = gloo._Options()
         options._devices, options._timeout = [gloo.create_device(hostname="127.0.0.1")], timedelta(seconds=30)
         try:
-            results[rank] = work(Ranks(rank, size, {"cpu": gloo(store, rank, size, options)}))
+            results[rank] = work(Ranks(rank, size, {"cpu": gloo(store, rank, size, options)}, store))
         except Exception as error:
             results[rank] = error
 
@@ -210,6 +211,22 @@ def test_the_wait_for_another_rank_ends_where_the_run_is_to_stop():
     together(work)
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_rank_that_stands_still_is_named_with_what_is_waited_for(late, monkeypatch):
+    monkeypatch.setattr(watchdog, "SAY_AFTER", 0.2)
+    said, over = [], threading.Event()
+
+    def work(ranks):
+        if ranks.rank == late:
+            over.wait(20)
+        ranks.say = lambda text: (said.append(text), over.set())
+        ranks.add("epoch", torch.ones(1))
+
+    together(work, size=3)
+    (text,) = said
+    assert text.startswith(f"rank {late} of the learner stands still") and text.endswith("for its advantages")
+
+
 # ---- whole runs -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def run(tmp_path, monkeypatch):
@@ -270,6 +287,8 @@ def test_a_signal_to_any_rank_stops_all_and_a_resumed_run_is_the_same_to_the_bit
     for one, other in zip(states(whole.path), states(resumed.path), strict=True):
         same(one, other)
     assert [record["frames"] for record in resumed.metrics()] == [512 * k for k in range(1, 9)]
+    memory = whole.summary["memory"]["process"]
+    assert memory["ranks"] == 2 and 0.6 < memory["peak"] / memory["planned"] < 1.2  # rank 0 has pytest in it
     # another number of ranks goes on from the weights
     alone = resume("cut", ["learner.world_size=1", "total_frames=4608"])
     assert alone.summary["status"] == "done" and alone.metrics()[-1]["frames"] == 4608
