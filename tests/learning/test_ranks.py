@@ -18,7 +18,7 @@ from rlcli.build import resume, train
 from rlcli.build.plan import plan
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
-from rlcli.errors import ConfigError, NumericsError, ResourceError, StoppedSafely
+from rlcli.errors import ConfigError, EnvError, NumericsError, ResourceError, StoppedSafely
 from rlcli.jobs.ranks import Others
 from rlcli.learning.gradient import GradientChoice
 from rlcli.learning.optimizer import FlatParameters
@@ -245,8 +245,8 @@ def states(path):
 
 
 @contextlib.contextmanager
-def signalled(number, sign):
-    """Send rank 1 a signal after rank 0's batch of that number; yield a list of its pid."""
+def signalled(number, sign, error=None):
+    """Send rank 1 a signal after rank 0's batch of that number, or fail there; yield a list of its pid."""
     after_batch, begin, seen, pids = Saver.after_batch, Others.begin, [], []
 
     def begun(self, index, *order):
@@ -257,6 +257,8 @@ def signalled(number, sign):
         seen.append(frames)
         if len(seen) == number:
             os.kill(pids[0], sign)
+            if error is not None:
+                raise error
         after_batch(self, frames, **sound)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -279,14 +281,17 @@ def same(a, b):
 
 
 def test_a_signal_to_any_rank_stops_all_and_a_resumed_run_is_the_same_to_the_bit(run):
+    """And so is one in which a rank failed: the others save what they had after the last whole batch."""
     whole = run("run.dir=whole")
     with signalled(3, signal.SIGTERM) as pids, pytest.raises(StoppedSafely):
         run("run.dir=cut")
+    with signalled(3, 0, EnvError("broken")), refused(EnvError, "broken"):
+        run("run.dir=failed")
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    resumed = resume("cut")
-    for one, other in zip(states(whole.path), states(resumed.path), strict=True):
-        same(one, other)
-    assert [record["frames"] for record in resumed.metrics()] == [512 * k for k in range(1, 9)]
+    for resumed in (resume("failed"), resume("cut")):
+        for one, other in zip(states(whole.path), states(resumed.path), strict=True):
+            same(one, other)
+        assert [record["frames"] for record in resumed.metrics()] == [512 * k for k in range(1, 9)]
     memory = whole.summary["memory"]["process"]
     assert memory["ranks"] == 2 and 0.6 < memory["peak"] / memory["planned"] < 1.2  # rank 0 has pytest in it
     # another number of ranks goes on from the weights
