@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -20,8 +20,9 @@ from rlcli.build.report import notes, reporter_of
 from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
 from rlcli.config import registry
-from rlcli.config.resolved import to_dict
+from rlcli.config.resolved import from_dict, to_dict
 from rlcli.config.schemas import Config
+from rlcli.errors import StoppedSafely
 from rlcli.jobs.learner import Evaluator, Learner
 from rlcli.learning.loops import Hooks
 from rlcli.learning.update import StateBeside
@@ -49,6 +50,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
     serve_as_rank(cfg)
+    serve_torchrun(cfg)
     cfg, chosen, first = settled(cfg)
     with (
         contextlib.closing(first),
@@ -71,15 +73,32 @@ def start_ranks(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path 
     """Start the other ranks of a run, if any, which end with `stack`; `saved`: rank 0's checkpoint to go on from."""
     if cfg.learner.world_size == 1:
         return None
-    from rlcli.jobs.ranks import backend_of, started
+    from rlcli.jobs.ranks import started
 
     note_new(run, f"{BUFFER}_*/*", f"{BUFFER}_*")
-    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved}
-    order["resume"] = f"Resume with: {resume_command(run)}"
-    device = devices(cfg)["train_device"]
-    backend = backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
+    order = {
+        "cfg": to_dict(cfg), "run": str(run.path.absolute()), "info": run.info,
+        "saved": None if saved is None else str(saved.absolute()), "resume": resume_command(run),
+    }  # fmt: skip
+    backend = _backend(cfg)
     target, preload = f"{__name__}:rank_above_0", [__name__]  # ranks share what that imports
     return stack.enter_context(started(cfg.learner.world_size, backend, run.path, target, order, preload))
+
+
+def _backend(cfg: Config) -> str:
+    from rlcli.jobs.ranks import backend_of
+
+    device = devices(cfg)["train_device"]
+    return backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
+
+
+def serve_torchrun(cfg: Config) -> None:
+    """Train as another rank, and exit, where torchrun started this process for that."""
+    if (size := cfg.learner.world_size) > 1:
+        from rlcli.jobs import ranks
+
+        if rank := ranks.rank_here(size):
+            ranks.serve_torchrun(rank, size, _backend(cfg), _train_as_rank)
 
 
 def rank_above_0(channel: Channel) -> None:
@@ -94,14 +113,18 @@ def _train_as_rank(ranks: Ranks, order: dict[str, Any]) -> None:
 
     with StopSignals(notice="") as stop:
         stop.ignore_interrupts()
-        cfg, run, saved = order["cfg"], Run(order["run"]), order["saved"]
+        cfg, run, saved = cast(Config, from_dict("train", order["cfg"])), Run(Path(order["run"])), order["saved"]
         vars(run)["info"] = order["info"]
         found = None if saved is None else load(saved, ranks.rank, ranks.size)
         resume_at = None if found is None else found.manifest["number"]
         learner = learner_of(cfg, run, stop, resume_at=resume_at, ranks=ranks)
         if found is not None:
             learner.load(found)
-        learner.run_as_rank()
+        try:
+            learner.run_as_rank()
+        except StoppedSafely as error:  # rank 0 has most often stopped, too, and does not hear it
+            error.fix = f"Resume with: {order['resume']}"
+            raise
 
 
 def learner_of(

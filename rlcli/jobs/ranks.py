@@ -1,13 +1,17 @@
 """The ranks of a learner as processes: rank 0, the command's own, starts the others, and they end with it.
 
 They are started as workers are, and meet by a file in the run folder, over loopback: no port is open to anybody else.
-Whichever fails first tells rank 0 why; that is the run's error.
+Or torchrun has started them all, on one machine or several, and they meet as it has arranged. Whichever fails first
+tells rank 0 why; that is the run's error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import select
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -30,6 +34,7 @@ from rlcli.vec_envs.workers import told
 
 MEETING = "ranks.meeting"
 _LEARN, _WORK = 1, 2  # kinds of orders
+_ORDER, _ENDED = "order", "ended {}"  # what ranks under torchrun say in their store
 _CAUSE, _GRACE, _SAVING = 1.5, 1.0, 10.0  # seconds: to find who failed; to end in, after an error, or after a stop
 _LONG = timedelta(days=7)  # rank 0 evaluates while the others wait
 
@@ -79,7 +84,12 @@ def started(
     size: int, backend: str, folder: Path, target: str, order: Mapping[str, Any], preload: Sequence[str]
 ) -> Iterator[Ranks]:
     """Start ranks 1 to `size - 1`, which run `target` of a channel and are given an `order`; yield rank 0's side."""
-    meeting, grace, ranks = folder / MEETING, _SAVING, None
+    if (rank := rank_here(size)) is not None:
+        with contextlib.closing(_joined(rank, size, backend, order)) as joined:
+            yield joined
+        return
+    ranks: Ranks | None = None
+    meeting, grace = folder / MEETING, _SAVING
     meeting.unlink(missing_ok=True)
     others = Others(partial(Worker, target, preload=preload), size - 1)
     try:
@@ -87,7 +97,7 @@ def started(
         others.hear(lambda: others.order(_LEARN, of))
         for index in range(size - 1):
             others.begin(index, _WORK)
-        ranks = _met(meeting, 0, size, backend)
+        ranks = _met(distributed.FileStore(str(meeting), size), 0, size, backend)
         ranks.lost, ranks.look, ranks.end = others.lost, others.look, partial(end, others.workers, _SAVING)
         yield ranks
     except BaseException as error:
@@ -113,24 +123,72 @@ def serve_as_rank(channel: Channel, work: Callable[[Ranks, dict[str, Any]], None
             facts, *given[:] = unpacked(body)
             return facts.learn()
         meeting, rank, size, backend, order = given
-        ranks = _met(Path(meeting), rank, size, backend)
-        ranks.lost = lambda error: RankLost("another rank has ended", why=in_words(error))
+        ranks = _met(distributed.FileStore(meeting, size), rank, size, backend)
         ranks.look = look
-        try:
+        with contextlib.closing(ranks), contextlib.suppress(RankLost):
             work(ranks, order)
-        except RankLost:
-            pass
-        except StoppedSafely as error:  # rank 0 has most often stopped, too, and does not hear it
-            error.fix = order["resume"]
-            raise
-        finally:
-            ranks.close()
 
     serve(Line(channel), carry_out)
 
 
+# ---- under torchrun -------------------------------------------------------------------------------------------------
+def rank_here(size: int) -> int | None:
+    """Return which of so many ranks of a learner torchrun started this process as; None where it did not."""
+    there = os.environ.get("RANK") if os.environ.get("WORLD_SIZE") == str(size) > "1" else None
+    return None if there is None else int(there)
+
+
+def serve_torchrun(rank: int, size: int, backend: str, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
+    """Join the other ranks that torchrun started, `work` as rank 0 orders, and exit."""
+    code = 0
+    with contextlib.closing(_joined(rank, size, backend)) as ranks:
+        why = ""
+        try:
+            work(ranks, json.loads(ranks.store.get(_ORDER)))
+        except RlcliError as error:
+            code, why = error.exit_code, "" if isinstance(error, RankLost) else str(error)
+        except Exception as error:
+            code, why = 1, in_words(error)
+        finally:
+            ranks.store.set(_ENDED.format(rank), why)
+    sys.exit(code)
+
+
+def _joined(rank: int, size: int, backend: str, order: Mapping[str, Any] | None = None) -> Ranks:
+    """Connect the ranks that torchrun started; rank 0 gives the others an `order`."""
+    store, _, _ = next(distributed.rendezvous("env://"))
+    store = distributed.PrefixStore("rlcli", store)
+    if order is not None:
+        store.set(_ORDER, json.dumps(order))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    ranks = _met(store, rank, size, backend, int(os.environ.get("LOCAL_RANK", rank)), here == size)
+    ended = [_ENDED.format(other) for other in range(1, size)]
+
+    def wait(until: Callable[[], object], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not until():
+            time.sleep(0.01)
+
+    def causes() -> list[str]:
+        return [f"rank {other}: {why}" for other, key in enumerate(ended, 1) if store.check([key])
+                and (why := store.get(key).decode())]  # fmt: skip
+
+    def lost(error: Exception) -> Exception:
+        wait(causes, _CAUSE)
+        return ResourceError("a rank of the learner failed", why="; ".join(causes()) or in_words(error))
+
+    def end() -> None:
+        ranks.close()
+        wait(lambda: store.check(ended), _SAVING)
+
+    if order is not None:
+        ranks.lost, ranks.end = lost, end
+    return ranks
+
+
 def backend_of(asked: str, size: int, on_gpu: bool) -> str:
     """Return what adds up the gradients of ranks that learn `on_gpu`: nccl where each has one of its own, else gloo."""
+    size = size if rank_here(size) is None else int(os.environ.get("LOCAL_WORLD_SIZE", size))
     gpus = torch.cuda.device_count() if on_gpu and distributed.is_nccl_available() else 0
     refuse(asked == "nccl" and gpus < size, f"learner.backend=nccl needs a GPU for each of {size} ranks",
            why=f"those that learn with it here are {gpus}", fix="Use learner.backend=auto, or device=cuda with fewer "
@@ -138,15 +196,21 @@ def backend_of(asked: str, size: int, on_gpu: bool) -> str:
     return "nccl" if asked != "gloo" and gpus >= size else "gloo"
 
 
-def _met(meeting: Path, rank: int, size: int, backend: str) -> Ranks:
-    """Connect all ranks to each other, on this machine alone; each takes the next GPU, where several are there."""
+def _met(store: Any, rank: int, size: int, backend: str, local: int | None = None, together: bool = True) -> Ranks:
+    """Connect all ranks to each other; each takes its GPU, where several are there.
+
+    `local`: which it is on its machine; `together`: all are on this one.
+    """
     kinds: Any = distributed  # which are written in C++
-    store, gloo = distributed.FileStore(str(meeting), size), kinds.ProcessGroupGloo
+    gloo = kinds.ProcessGroupGloo
     options = gloo._Options()
-    options._devices, options._timeout = [gloo.create_device(hostname="127.0.0.1")], _LONG
+    device = gloo.create_device(hostname="127.0.0.1") if together else gloo.create_default_device()
+    options._devices, options._timeout = [device], _LONG
     groups = {"cpu": gloo(distributed.PrefixStore("cpu", store), rank, size, options)}
     if (gpus := torch.cuda.device_count()) > 1:
-        torch.cuda.set_device(rank % gpus)
+        torch.cuda.set_device((rank if local is None else local) % gpus)
     if backend == "nccl":
         groups["cuda"] = kinds.ProcessGroupNCCL(distributed.PrefixStore("cuda", store), rank, size)
-    return Ranks(rank, size, groups, store)
+    ranks = Ranks(rank, size, groups, store, together)
+    ranks.lost = lambda error: RankLost("another rank has ended", why=in_words(error))
+    return ranks

@@ -20,6 +20,7 @@ from rlcli.learning.evaluation import FailedEvaluation, Played
 from rlcli.learning.loops import Hooks
 from rlcli.learning.ranks import Ranks
 from rlcli.report.tally import ValueRows
+from rlcli.runs import random_streams
 from rlcli.runs.session import CheckpointContent, Saver
 
 if TYPE_CHECKING:
@@ -121,7 +122,20 @@ class RankSaver(Saver):
     def _rescue(self, content: CheckpointContent) -> None:
         if not self.rank:
             self.of.end()  # they write theirs
-        super()._rescue(content)
+        if self._writes:
+            super()._rescue(content)
+
+    @property
+    def _writes(self) -> bool:
+        return not self.rank or self.of.together
+
+    def _take_parts(self, frames: int) -> None:
+        """Write, on rank 0, what the ranks of other machines have of their own."""
+        parts = self.of.gather({**self._state(), "random": random_streams.state()} if self.rank else {})
+        for rank, state in enumerate(parts, 1):
+            self._write(CheckpointContent(frames, state), rank)
+        if self.rank:
+            self._saved_at, self._copy = frames, None
 
     def due(self, frames: int) -> bool:
         return self._agreed[0]
@@ -130,12 +144,14 @@ class RankSaver(Saver):
         return self._agreed[1]
 
     def save(self, frames: int) -> None:
-        if self.rank:
+        if self.rank and self.of.together:
             super().save(frames)
         try:
             self.of.compare(self.weights)
         except NumericsError:
             self._copy = None  # its weights may differ, too
             raise
+        if not self.of.together:
+            self._take_parts(frames)
         if not self.rank:
             super().save(frames)

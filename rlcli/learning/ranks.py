@@ -47,6 +47,8 @@ class Ranks:
         That of the CPU takes what no other does.
     store : torch.distributed.Store
         Where the ranks have met: those that wait for another say so there.
+    together : bool
+        All are on one machine, and see the run folder.
 
     Attributes
     ----------
@@ -65,7 +67,7 @@ class Ranks:
         Seconds of a step at best: what a rank does by itself, and what it takes to add up the gradients.
     """
 
-    def __init__(self, rank: int, size: int, groups: Mapping[str, Any], store: Any) -> None:
+    def __init__(self, rank: int, size: int, groups: Mapping[str, Any], store: Any, together: bool = True) -> None:
         self.rank, self.size = rank, size
         self.lost: Callable[[Exception], Exception] = lambda error: error
         self.look: Callable[[], object] = lambda: None
@@ -74,7 +76,8 @@ class Ranks:
         self.average: str | None = None
         self.calls, self.work, self.meeting = Counter[str](), math.inf, math.inf
         self._then: float | None = None
-        self._groups, self._store, self._names = groups, store, list[Any]()
+        self.store, self.together = store, together
+        self._groups, self._names = groups, list[Any]()
 
     def join(self, loss: Any, estimator: Any = None) -> None:
         """Take over, from a loss and an estimator, what is a number of all ranks' rows: they must not do it alone."""
@@ -192,9 +195,9 @@ class Ranks:
             time.sleep(min(waited / 10, _LOOK))
             if said < (late := int(2 * waited / watchdog.SAY_AFTER)) < 3:  # at half the time, and at all of it
                 said, here, meeting = late, [f"here {rank}" for rank in range(self.size)], str(self.calls.total())
-                self._store.set(here[self.rank], meeting)
+                self.store.set(here[self.rank], meeting)
                 for rank in range(1, self.size) if late == 2 and not self.rank else ():
-                    if not self._store.check([here[rank]]) or self._store.get(here[rank]).decode() != meeting:
+                    if not self.store.check([here[rank]]) or self.store.get(here[rank]).decode() != meeting:
                         self.say(f"rank {rank} of the learner stands still: the others have waited {waited:.0f} s for "
                                  f"its {_OF[kind]}")  # fmt: skip
 

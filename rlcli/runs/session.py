@@ -271,7 +271,7 @@ class Saver:
             )
             checkpoint.make_room(self.run.path / BEST)
 
-    def _write(self, content: CheckpointContent) -> None:
+    def _write(self, content: CheckpointContent, rank: int | None = None) -> None:
         from rlcli.runs import checkpoint  # not before the first one is due
 
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
@@ -279,7 +279,7 @@ class Saver:
             checkpoint.save(
                 self.run.path / CHECKPOINTS, content.state, number=content.frames, keep=self.keep,
                 config=self.config, versions=self.versions, may_be_infinite=MAY_BE_INFINITE, ring=content.ring,
-                rank=self.rank, ranks=self.ranks,
+                rank=self.rank if rank is None else rank, ranks=self.ranks,
             )  # fmt: skip
         self._saved_at, self._saved_when = content.frames, time.monotonic()
 
