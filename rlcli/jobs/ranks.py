@@ -150,7 +150,8 @@ def serve_torchrun(rank: int, size: int, backend: str, work: Callable[[Ranks, di
         except Exception as error:
             code, why = 1, in_words(error)
         finally:
-            ranks.store.set(_ENDED.format(rank), why)
+            with contextlib.suppress(RuntimeError):  # nobody is there any more who would read it
+                ranks.store.set(_ENDED.format(rank), why)
     sys.exit(code)
 
 
@@ -175,11 +176,11 @@ def _joined(rank: int, size: int, backend: str, order: Mapping[str, Any] | None 
 
     def lost(error: Exception) -> Exception:
         wait(causes, _CAUSE)
-        return ResourceError("a rank of the learner failed", why="; ".join(causes()) or in_words(error))
+        return ResourceError("a rank of the learner failed", why="; ".join(causes()) or "its connection was closed")
 
     def end() -> None:
         ranks.close()
-        wait(lambda: store.check(ended), _SAVING)
+        wait(lambda: not ranks.together or store.check(ended), _SAVING)
 
     if order is not None:
         ranks.lost, ranks.end = lost, end

@@ -4,6 +4,9 @@ import contextlib
 import copy
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -332,6 +335,28 @@ def test_algorithms_of_two_ranks_end_with_the_same_weights(run, words):
     assert run("total_frames=2048", *words).summary["status"] == "done"
 
 
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ranks_of_torchrun_are_those_of_one_command_to_the_bit(run, tmp_path, nodes):
+    """The second node sees no run folder: it sends its part of the checkpoint."""
+    words = ["total_frames=1024", "optim.epochs=2", *SHORT[:1], *SHORT[2:]]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = ["--master-addr=127.0.0.1", f"--master-port={free.getsockname()[1]}", f"--nnodes={nodes}"]
+    processes = []
+    for node in range(nodes):
+        (folder := tmp_path / str(node)).mkdir()
+        command = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--node-rank={node}"]
+        command += [f"--nproc-per-node={2 // nodes}", "-m", "rlcli", "train", *words, "run.dir=run"]
+        processes.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    for process in processes:
+        output, _ = process.communicate(timeout=180)
+        assert process.returncode == 0, output.decode()
+    alone = run(*words)
+    for one, other in zip(states(alone.path), states(tmp_path / "0" / "run"), strict=True):
+        same(one, other)
+    assert all(not [*(tmp_path / "1").iterdir()] for _ in range(1, nodes))
+
+
 @pytest.mark.slow
 def test_ppo_exact_of_two_ranks_solves_cartpole_in_four_of_five_seeds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -371,5 +396,9 @@ def test_what_does_not_fit_ranks_is_refused(words, named):
 def test_ranks_that_nobody_asked_for_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with refused(ConfigError, "learner.world_size=2"):
         configure("train", ["console=off"])
+    assert configure("train", SHORT).learner.world_size == 2
+    with refused(ConfigError, "storage=tensor has no meaning with ranks on several machines"):
+        configure("train", [*SHORT, "recipe=dqn_exact"])
