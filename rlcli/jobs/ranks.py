@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -26,15 +27,13 @@ from rlcli.arguments import refuse
 from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words
 from rlcli.learning.ranks import Ranks
 from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.group import WorkerGroup
-from rlcli.processes.line import Line, serve
-from rlcli.processes.replacing import Lost
+from rlcli.processes.line import Traceback
 from rlcli.processes.worker import Worker, end
 from rlcli.vec_envs.workers import told
 
 MEETING = "ranks.meeting"
-_LEARN, _WORK = 1, 2  # kinds of orders
-_ORDER, _ENDED = "order", "ended {}"  # what ranks under torchrun say in their store
+_ORDER, _HERE, _ENDED = "order", "joins {}", "ended {}"  # what ranks say in their store
+_EVERY = 0.05  # seconds between two looks at who has come
 _CAUSE, _GRACE, _SAVING = 1.5, 1.0, 10.0  # seconds: to find who failed; to end in, after an error, or after a stop
 _LONG = timedelta(days=7)  # rank 0 evaluates while the others wait
 
@@ -43,68 +42,85 @@ class RankLost(ResourceError):
     """A rank was left alone: another has ended, and rank 0 says why."""
 
 
-class Others(WorkerGroup):
-    """The other ranks, as rank 0 sees them."""
+class Others:
+    """The other ranks, as rank 0 sees them: each says in their `store` how it ended; `workers`: those started here."""
+
+    def __init__(self, size: int, workers: Sequence[Worker] = ()) -> None:
+        self.size, self.workers = size, workers
+        self.store: Any = None
+
+    def cause(self) -> RlcliError | None:
+        """Return the error of one that has failed."""
+        failed = [rank for rank, worker in enumerate(self.workers, 1) if worker.exit_code()]  # they have said why
+        for rank in range(1, self.size):
+            if text := self._said(rank):
+                return _raised(rank, text)
+        for rank in failed:
+            return ResourceError(
+                f"rank {rank} of the learner {self.workers[rank - 1].how_it_ended()}", where="learner.world_size",
+                why="the others cannot go on without it", fix="Where it ran out of memory, the system log says so",
+            )  # fmt: skip
+        return None
 
     def look(self) -> None:
-        """Raise the error of one that has ended."""
-        ends = [worker.channel.end for worker in self.workers]
-        if select.select(ends, [], [], 0)[0] or any(worker.exit_code() is not None for worker in self.workers):
-            self.hear(self.first)
-
-    def hear(self, answers: Callable[[], object]) -> None:
-        """Wait for answers; raise what went wrong in the words of rank 0."""
-        try:
-            answers()
-        except Lost as lost:
-            raise ResourceError(
-                f"rank {lost.index + 1} of the learner {lost.how}", where="learner.world_size",
-                why="the others cannot go on without it", fix="Where it ran out of memory, the system log says so",
-            ) from None  # fmt: skip
-        except RlcliError as error:
-            error.where = f"rank {self.awaited + 1}" + (f", {error.where}" if error.where else "")
-            raise
-        except Exception as error:
-            raise ResourceError(f"rank {self.awaited + 1} of the learner failed", why=in_words(error)) from error
+        """Raise the error of one that has failed."""
+        if (cause := self.cause()) is not None:
+            raise cause
 
     def lost(self, error: Exception) -> Exception:
         """Return the error to raise where a collective failed: why the first of them has ended."""
-        deadline = time.monotonic() + _CAUSE
-        while time.monotonic() < deadline:
-            try:
-                self.look()
-            except RlcliError as cause:
-                return cause
-            time.sleep(0.01)
-        return ResourceError("the ranks of the learner lost their connection", why=in_words(error))
+        why = in_words(error)
+        return _awaited(self.cause, _CAUSE) or ResourceError("the ranks of the learner lost their connection", why=why)
+
+    def wait(self, ranks: Ranks) -> None:
+        """End them, and wait until they have saved what is theirs."""
+        if self.workers:
+            return end(self.workers, _SAVING)
+        ranks.close()
+        if ranks.together:
+            _awaited(lambda: all(self._said(rank) is not None for rank in range(1, self.size)), _SAVING)
+
+    def _said(self, rank: int) -> str | None:
+        return self.store.get(key).decode() if self.store.check([key := _ENDED.format(rank)]) else None
+
+
+def _awaited(what: Callable[[], Any], seconds: float) -> Any:
+    """Return the first true answer within so many seconds, or the last."""
+    deadline = time.monotonic() + seconds
+    while not (answer := what()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return answer
 
 
 @contextlib.contextmanager
 def started(
     size: int, backend: str, folder: Path, target: str, order: Mapping[str, Any], preload: Sequence[str]
 ) -> Iterator[Ranks]:
-    """Start ranks 1 to `size - 1`, which run `target` of a channel and are given an `order`; yield rank 0's side."""
-    if (rank := rank_here(size)) is not None:
-        with contextlib.closing(_joined(rank, size, backend, order)) as joined:
-            yield joined
-        return
-    ranks: Ranks | None = None
-    meeting, grace = folder / MEETING, _SAVING
-    meeting.unlink(missing_ok=True)
-    others = Others(partial(Worker, target, preload=preload), size - 1)
+    """Start ranks 1 to `size - 1`, which run `target` of a channel and are given an `order`; yield rank 0's side.
+
+    Where torchrun has started them they are given it, too.
+    """
+    meeting, grace, theirs = folder / MEETING, _SAVING, rank_here(size) is not None
+    if not theirs:
+        meeting.unlink(missing_ok=True)
+    others, ranks, text = Others(size, workers := list[Worker]()), None, json.dumps(order)
     try:
-        of = [packed((told(), str(meeting), rank, size, backend, dict(order))) for rank in range(1, size)]
-        others.hear(lambda: others.order(_LEARN, of))
-        for index in range(size - 1):
-            others.begin(index, _WORK)
-        ranks = _met(distributed.FileStore(str(meeting), size), 0, size, backend)
-        ranks.lost, ranks.look, ranks.end = others.lost, others.look, partial(end, others.workers, _SAVING)
+        for rank in range(1, 1 if theirs else size):
+            workers.append(Worker(target, preload=preload))
+            workers[-1].channel.send(0, 0, packed((told(), str(meeting), rank, size, backend)))
+        others.store = _torchrun_store() if theirs else distributed.FileStore(str(meeting), size)
+        others.store.set(_ORDER, text)
+        while not theirs and not others.store.check([_HERE.format(rank) for rank in range(1, size)]):
+            others.look()
+            time.sleep(_EVERY)
+        ranks = _met(others.store, 0, size, backend)
+        ranks.lost, ranks.look, ranks.end = others.lost, others.look, partial(others.wait, ranks)
         yield ranks
     except BaseException as error:
         grace = _SAVING if isinstance(error, StoppedSafely) else _GRACE
         raise
     finally:
-        end(others.workers, grace)
+        end(workers, grace)
         if ranks is not None:  # a collective that was broken off goes on until they have ended
             ranks.close()
         meeting.unlink(missing_ok=True)
@@ -112,84 +128,74 @@ def started(
 
 def serve_as_rank(channel: Channel, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
     """Join the other ranks, in a process of `started`, and `work` as rank 0 orders."""
-    given: list[Any] = []
 
     def look() -> None:
         if select.select([channel.end], [], [], 0)[0]:
             raise RankLost("rank 0 has ended", why="its connection is closed")
 
-    def carry_out(kind: int, body: bytes) -> None:
-        if kind == _LEARN:
-            facts, *given[:] = unpacked(body)
-            return facts.learn()
-        meeting, rank, size, backend, order = given
-        ranks = _met(distributed.FileStore(meeting, size), rank, size, backend)
-        ranks.look = look
-        with contextlib.closing(ranks), contextlib.suppress(RankLost):
-            work(ranks, order)
-
-    serve(Line(channel), carry_out)
+    _, _, body = channel.receive()
+    facts, meeting, rank, size, backend = unpacked(body)
+    _serve(distributed.FileStore(meeting, size), rank, size, backend, work, look, facts.learn)
 
 
-# ---- under torchrun -------------------------------------------------------------------------------------------------
+def serve_torchrun(rank: int, size: int, backend: str, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
+    """Join the other ranks, in a process of torchrun, `work` as rank 0 orders, and exit."""
+    _serve(_torchrun_store(), rank, size, backend, work)
+
+
+def _serve(
+    store: Any, rank: int, size: int, backend: str, work: Callable[[Ranks, dict[str, Any]], None],
+    look: Callable[[], object] = lambda: None, begin: Callable[[], object] = lambda: None,
+) -> None:  # fmt: skip
+    """Work as a rank above 0, say in the store how that ended, and exit."""
+    code, text = 0, ""
+    try:
+        begin()
+        store.set(_HERE.format(rank), "")
+        with contextlib.closing(_met(store, rank, size, backend)) as ranks:
+            ranks.look = look
+            work(ranks, json.loads(store.get(_ORDER)))
+    except RankLost:
+        pass
+    except Exception as error:
+        if not isinstance(said := error, RlcliError):
+            said = ResourceError(f"rank {rank} of the learner failed", why=in_words(error))
+        code = said.exit_code
+        text = json.dumps([type(said).__name__, said.what, said.where, said.why, said.fix, traceback.format_exc()])
+    with contextlib.suppress(RuntimeError):  # nobody is there any more who would read it
+        store.set(_ENDED.format(rank), text)
+    sys.exit(code)
+
+
+def _raised(rank: int, text: str) -> RlcliError:
+    """Return the error that a rank has said it ended with."""
+    name, what, where, why, fix, trace = json.loads(text)
+    kind = {kind.__name__: kind for kind in RlcliError.__subclasses__()}.get(name, ResourceError)
+    error = kind(what, where=f"rank {rank}" + (f", {where}" if where else ""), why=why, fix=fix)
+    error.__cause__ = Traceback(trace)
+    return error
+
+
+# ---- how they meet --------------------------------------------------------------------------------------------------
 def rank_here(size: int) -> int | None:
     """Return which of so many ranks of a learner torchrun started this process as; None where it did not."""
     there = os.environ.get("RANK") if os.environ.get("WORLD_SIZE") == str(size) > "1" else None
     return None if there is None else int(there)
 
 
-def serve_torchrun(rank: int, size: int, backend: str, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
-    """Join the other ranks that torchrun started, `work` as rank 0 orders, and exit."""
-    code = 0
-    with contextlib.closing(_joined(rank, size, backend)) as ranks:
-        why = ""
-        try:
-            work(ranks, json.loads(ranks.store.get(_ORDER)))
-        except RlcliError as error:
-            code, why = error.exit_code, "" if isinstance(error, RankLost) else str(error)
-        except Exception as error:
-            code, why = 1, in_words(error)
-        finally:
-            with contextlib.suppress(RuntimeError):  # nobody is there any more who would read it
-                ranks.store.set(_ENDED.format(rank), why)
-    sys.exit(code)
+def _here(name: str, otherwise: int, size: int) -> int:
+    """Return a number of this machine, as torchrun says it."""
+    return otherwise if rank_here(size) is None else int(os.environ.get(f"LOCAL_{name}", otherwise))
 
 
-def _joined(rank: int, size: int, backend: str, order: Mapping[str, Any] | None = None) -> Ranks:
-    """Connect the ranks that torchrun started; rank 0 gives the others an `order`."""
+def _torchrun_store() -> Any:
     store, _, _ = next(distributed.rendezvous("env://"))
-    store = distributed.PrefixStore("rlcli", store)
-    if order is not None:
-        store.set(_ORDER, json.dumps(order))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    ranks = _met(store, rank, size, backend, int(os.environ.get("LOCAL_RANK", rank)), here == size)
-    ended = [_ENDED.format(other) for other in range(1, size)]
-
-    def wait(until: Callable[[], object], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not until():
-            time.sleep(0.01)
-
-    def causes() -> list[str]:
-        return [f"rank {other}: {why}" for other, key in enumerate(ended, 1) if store.check([key])
-                and (why := store.get(key).decode())]  # fmt: skip
-
-    def lost(error: Exception) -> Exception:
-        wait(causes, _CAUSE)
-        return ResourceError("a rank of the learner failed", why="; ".join(causes()) or "its connection was closed")
-
-    def end() -> None:
-        ranks.close()
-        wait(lambda: not ranks.together or store.check(ended), _SAVING)
-
-    if order is not None:
-        ranks.lost, ranks.end = lost, end
-    return ranks
+    return distributed.PrefixStore("rlcli", store)
 
 
 def backend_of(asked: str, size: int, on_gpu: bool) -> str:
     """Return what adds up the gradients of ranks that learn `on_gpu`: nccl where each has one of its own, else gloo."""
-    size = size if rank_here(size) is None else int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    size = _here("WORLD_SIZE", size, size)
     gpus = torch.cuda.device_count() if on_gpu and distributed.is_nccl_available() else 0
     refuse(asked == "nccl" and gpus < size, f"learner.backend=nccl needs a GPU for each of {size} ranks",
            why=f"those that learn with it here are {gpus}", fix="Use learner.backend=auto, or device=cuda with fewer "
@@ -197,21 +203,19 @@ def backend_of(asked: str, size: int, on_gpu: bool) -> str:
     return "nccl" if asked != "gloo" and gpus >= size else "gloo"
 
 
-def _met(store: Any, rank: int, size: int, backend: str, local: int | None = None, together: bool = True) -> Ranks:
-    """Connect all ranks to each other; each takes its GPU, where several are there.
-
-    `local`: which it is on its machine; `together`: all are on this one.
-    """
+def _met(store: Any, rank: int, size: int, backend: str) -> Ranks:
+    """Connect all ranks, over loopback where all are here; each takes its GPU, where several are there."""
+    here = _here("WORLD_SIZE", size, size)
     kinds: Any = distributed  # which are written in C++
     gloo = kinds.ProcessGroupGloo
     options = gloo._Options()
-    device = gloo.create_device(hostname="127.0.0.1") if together else gloo.create_default_device()
+    device = gloo.create_device(hostname="127.0.0.1") if here == size else gloo.create_default_device()
     options._devices, options._timeout = [device], _LONG
     groups = {"cpu": gloo(distributed.PrefixStore("cpu", store), rank, size, options)}
     if (gpus := torch.cuda.device_count()) > 1:
-        torch.cuda.set_device((rank if local is None else local) % gpus)
+        torch.cuda.set_device(_here("RANK", rank, size) % gpus)
     if backend == "nccl":
         groups["cuda"] = kinds.ProcessGroupNCCL(distributed.PrefixStore("cuda", store), rank, size)
-    ranks = Ranks(rank, size, groups, store, together)
+    ranks = Ranks(rank, size, groups, store, here == size)
     ranks.lost = lambda error: RankLost("another rank has ended", why=in_words(error))
     return ranks

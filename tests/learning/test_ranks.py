@@ -22,7 +22,6 @@ from rlcli.build.plan import plan
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ConfigError, EnvError, NumericsError, ResourceError, StoppedSafely
-from rlcli.jobs.ranks import Others
 from rlcli.learning.gradient import GradientChoice
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.learning.ranks import Ranks
@@ -250,11 +249,11 @@ def states(path):
 @contextlib.contextmanager
 def signalled(number, sign, error=None):
     """Send rank 1 a signal after rank 0's batch of that number, or fail there; yield a list of its pid."""
-    after_batch, begin, seen, pids = Saver.after_batch, Others.begin, [], []
+    after_batch, begin, seen, pids = Saver.after_batch, Saver.begin, [], []
 
-    def begun(self, index, *order):
-        pids.append(self.workers[index].pid)
-        begin(self, index, *order)
+    def begun(self, frames):
+        pids.extend(worker.pid for worker in self.of.end.func.__self__.workers)
+        begin(self, frames)
 
     def after(self, frames, **sound):
         seen.append(frames)
@@ -265,7 +264,7 @@ def signalled(number, sign, error=None):
         after_batch(self, frames, **sound)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Others, "begin", begun)
+        patch.setattr(Saver, "begin", begun)
         patch.setattr(Saver, "after_batch", after)
         yield pids
 
