@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import select
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from rlcli.arguments import refuse
 from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words
 from rlcli.learning.ranks import Ranks
 from rlcli.processes.channel import Channel, packed, unpacked
+from rlcli.processes.fork_server import leave
 from rlcli.processes.line import Traceback
 from rlcli.processes.worker import Worker, end
 from rlcli.vec_envs.workers import told
@@ -72,13 +72,12 @@ class Others:
         why = in_words(error)
         return _awaited(self.cause, _CAUSE) or ResourceError("the ranks of the learner lost their connection", why=why)
 
-    def wait(self, ranks: Ranks) -> None:
-        """End them, and wait until they have saved what is theirs."""
-        if self.workers:
-            return end(self.workers, _SAVING)
-        ranks.close()
-        if ranks.together:
-            _awaited(lambda: all(self._said(rank) is not None for rank in range(1, self.size)), _SAVING)
+    def end(self) -> None:
+        """End them, and wait until they have saved what is theirs, where they can."""
+        end(self.workers, _SAVING)
+        self.store.set(_ENDED.format(0), "")
+        if not self.workers and _here("WORLD_SIZE", self.size, self.size) == self.size:
+            _awaited(lambda: self.store.check([_ENDED.format(rank) for rank in range(1, self.size)]), _SAVING)
 
     def _said(self, rank: int) -> str | None:
         return self.store.get(key).decode() if self.store.check([key := _ENDED.format(rank)]) else None
@@ -114,7 +113,7 @@ def started(
             others.look()
             time.sleep(_EVERY)
         ranks = _met(others.store, 0, size, backend)
-        ranks.lost, ranks.look, ranks.end = others.lost, others.look, partial(others.wait, ranks)
+        ranks.lost, ranks.look, ranks.end = others.lost, others.look, others.end
         yield ranks
     except BaseException as error:
         grace = _SAVING if isinstance(error, StoppedSafely) else _GRACE
@@ -128,33 +127,35 @@ def started(
 
 def serve_as_rank(channel: Channel, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
     """Join the other ranks, in a process of `started`, and `work` as rank 0 orders."""
-
-    def look() -> None:
-        if select.select([channel.end], [], [], 0)[0]:
-            raise RankLost("rank 0 has ended", why="its connection is closed")
-
     _, _, body = channel.receive()
     facts, meeting, rank, size, backend = unpacked(body)
-    _serve(distributed.FileStore(meeting, size), rank, size, backend, work, look, facts.learn)
+    store, closed = distributed.FileStore(meeting, size), partial(select.select, [channel.end], [], [], 0)
+    _serve(store, rank, size, backend, work, lambda: any(closed()), facts.learn)
 
 
 def serve_torchrun(rank: int, size: int, backend: str, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
     """Join the other ranks, in a process of torchrun, `work` as rank 0 orders, and exit."""
-    _serve(_torchrun_store(), rank, size, backend, work)
+    store = _torchrun_store()
+    _serve(store, rank, size, backend, work, lambda: store.check([_ENDED.format(0)]))
 
 
 def _serve(
     store: Any, rank: int, size: int, backend: str, work: Callable[[Ranks, dict[str, Any]], None],
-    look: Callable[[], object] = lambda: None, begin: Callable[[], object] = lambda: None,
+    ended: Callable[[], bool], begin: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
-    """Work as a rank above 0, say in the store how that ended, and exit."""
+    """Work as a rank above 0 until rank 0 has `ended` at the latest, say in the store how that went, and exit."""
+
+    def look() -> None:
+        if ended():
+            raise RankLost("rank 0 has ended")
+
     code, text = 0, ""
     try:
         begin()
         store.set(_HERE.format(rank), "")
-        with contextlib.closing(_met(store, rank, size, backend)) as ranks:
-            ranks.look = look
-            work(ranks, json.loads(store.get(_ORDER)))
+        ranks = _met(store, rank, size, backend)
+        ranks.look = look
+        work(ranks, json.loads(store.get(_ORDER)))
     except RankLost:
         pass
     except Exception as error:
@@ -164,7 +165,7 @@ def _serve(
         text = json.dumps([type(said).__name__, said.what, said.where, said.why, said.fix, traceback.format_exc()])
     with contextlib.suppress(RuntimeError):  # nobody is there any more who would read it
         store.set(_ENDED.format(rank), text)
-    sys.exit(code)
+    leave(code)  # at an ordinary end, a collective that was broken off would be waited for
 
 
 def _raised(rank: int, text: str) -> RlcliError:

@@ -252,7 +252,7 @@ def signalled(number, sign, error=None):
     after_batch, begin, seen, pids = Saver.after_batch, Saver.begin, [], []
 
     def begun(self, frames):
-        pids.extend(worker.pid for worker in self.of.end.func.__self__.workers)
+        pids.extend(worker.pid for worker in self.of.end.__self__.workers)
         begin(self, frames)
 
     def after(self, frames, **sound):
