@@ -22,7 +22,6 @@ from rlcli.collectors import BaseCollector
 from rlcli.config import registry
 from rlcli.config.resolved import from_dict, to_dict
 from rlcli.config.schemas import Config
-from rlcli.errors import StoppedSafely
 from rlcli.jobs.learner import Evaluator, Learner
 from rlcli.learning.loops import Hooks
 from rlcli.learning.update import StateBeside
@@ -30,9 +29,9 @@ from rlcli.planning.forecast import Learning, expected
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
-from rlcli.runs.folder import BUFFER, Run, note_new, resume_command, start_command
+from rlcli.runs.folder import BUFFER, Run, note_new, start_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver, new_run
+from rlcli.runs.session import Saver, explained, new_run
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -73,32 +72,25 @@ def start_ranks(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path 
     """Start the other ranks of a run, if any, which end with `stack`; `saved`: rank 0's checkpoint to go on from."""
     if cfg.learner.world_size == 1:
         return None
-    from rlcli.jobs.ranks import started
+    from rlcli.jobs.ranks import backend_of, started
 
     note_new(run, f"{BUFFER}_*/*", f"{BUFFER}_*")
     order = {
         "cfg": to_dict(cfg), "run": str(run.path.absolute()), "info": run.info,
-        "saved": None if saved is None else str(saved.absolute()), "resume": resume_command(run),
+        "saved": None if saved is None else str(saved.absolute()),
     }  # fmt: skip
-    backend = _backend(cfg)
+    device = devices(cfg)["train_device"]
+    backend = backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
     target, preload = f"{__name__}:rank_above_0", [__name__]  # ranks share what that imports
     return stack.enter_context(started(cfg.learner.world_size, backend, run.path, target, order, preload))
 
 
-def _backend(cfg: Config) -> str:
-    from rlcli.jobs.ranks import backend_of
-
-    device = devices(cfg)["train_device"]
-    return backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
-
-
 def serve_torchrun(cfg: Config) -> None:
     """Train as another rank, and exit, where torchrun started this process for that."""
-    if (size := cfg.learner.world_size) > 1:
-        from rlcli.jobs import ranks
+    if cfg.learner.world_size > 1:
+        from rlcli.jobs.ranks import serve_torchrun
 
-        if rank := ranks.rank_here(size):
-            ranks.serve_torchrun(rank, size, _backend(cfg), _train_as_rank)
+        serve_torchrun(cfg.learner.world_size, _train_as_rank)
 
 
 def rank_above_0(channel: Channel) -> None:
@@ -111,20 +103,17 @@ def rank_above_0(channel: Channel) -> None:
 def _train_as_rank(ranks: Ranks, order: dict[str, Any]) -> None:
     from rlcli.runs.checkpoint import load
 
-    with StopSignals(notice="") as stop:
+    run, saved = Run(Path(order["run"])), order["saved"]
+    vars(run)["info"] = order["info"]
+    with StopSignals(notice="") as stop, explained(run.path):
         stop.ignore_interrupts()
-        cfg, run, saved = cast(Config, from_dict("train", order["cfg"])), Run(Path(order["run"])), order["saved"]
-        vars(run)["info"] = order["info"]
+        cfg = cast(Config, from_dict("train", order["cfg"]))
         found = None if saved is None else load(saved, ranks.rank, ranks.size)
         resume_at = None if found is None else found.manifest["number"]
         learner = learner_of(cfg, run, stop, resume_at=resume_at, ranks=ranks)
         if found is not None:
             learner.load(found)
-        try:
-            learner.run_as_rank()
-        except StoppedSafely as error:  # rank 0 has most often stopped, too, and does not hear it
-            error.fix = f"Resume with: {order['resume']}"
-            raise
+        learner.run_as_rank()
 
 
 def learner_of(

@@ -95,21 +95,20 @@ def _awaited(what: Callable[[], Any], seconds: float) -> Any:
 def started(
     size: int, backend: str, folder: Path, target: str, order: Mapping[str, Any], preload: Sequence[str]
 ) -> Iterator[Ranks]:
-    """Start ranks 1 to `size - 1`, which run `target` of a channel and are given an `order`; yield rank 0's side.
+    """Yield rank 0's side of ranks that are given an `order`, as JSON.
 
-    Where torchrun has started them they are given it, too.
+    Unless torchrun has started them they are, and run `target` of a channel.
     """
-    meeting, grace, theirs = folder / MEETING, _SAVING, rank_here(size) is not None
-    if not theirs:
-        meeting.unlink(missing_ok=True)
-    others, ranks, text = Others(size, workers := list[Worker]()), None, json.dumps(order)
+    meeting, grace, ranks, theirs = folder / MEETING, _SAVING, None, rank_here(size) is not None
+    meeting.unlink(missing_ok=True)
+    others = Others(size, workers := list[Worker]())
     try:
-        for rank in range(1, 1 if theirs else size):
+        for rank in range(1, size) if not theirs else ():
             workers.append(Worker(target, preload=preload))
-            workers[-1].channel.send(0, 0, packed((told(), str(meeting), rank, size, backend)))
+            workers[-1].channel.send(0, 0, packed((told(), str(meeting), rank, size)))
         others.store = _torchrun_store() if theirs else distributed.FileStore(str(meeting), size)
-        others.store.set(_ORDER, text)
-        while not theirs and not others.store.check([_HERE.format(rank) for rank in range(1, size)]):
+        others.store.set(_ORDER, json.dumps({**order, "backend": backend}))
+        while not others.store.check([_HERE.format(rank) for rank in range(1, size)]):
             others.look()
             time.sleep(_EVERY)
         ranks = _met(others.store, 0, size, backend)
@@ -128,20 +127,21 @@ def started(
 def serve_as_rank(channel: Channel, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
     """Join the other ranks, in a process of `started`, and `work` as rank 0 orders."""
     _, _, body = channel.receive()
-    facts, meeting, rank, size, backend = unpacked(body)
+    facts, meeting, rank, size = unpacked(body)
     store, closed = distributed.FileStore(meeting, size), partial(select.select, [channel.end], [], [], 0)
-    _serve(store, rank, size, backend, work, lambda: any(closed()), facts.learn)
+    _serve(store, rank, size, work, lambda: any(closed()), facts.learn)
 
 
-def serve_torchrun(rank: int, size: int, backend: str, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
-    """Join the other ranks, in a process of torchrun, `work` as rank 0 orders, and exit."""
-    store = _torchrun_store()
-    _serve(store, rank, size, backend, work, lambda: store.check([_ENDED.format(0)]))
+def serve_torchrun(size: int, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
+    """Join the other ranks, `work` as rank 0 orders, and exit, where torchrun started this process for that."""
+    if rank := rank_here(size):
+        store = _torchrun_store()
+        _serve(store, rank, size, work, lambda: store.check([_ENDED.format(0)]))
 
 
 def _serve(
-    store: Any, rank: int, size: int, backend: str, work: Callable[[Ranks, dict[str, Any]], None],
-    ended: Callable[[], bool], begin: Callable[[], object] = lambda: None,
+    store: Any, rank: int, size: int, work: Callable[[Ranks, dict[str, Any]], None], ended: Callable[[], bool],
+    begin: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
     """Work as a rank above 0 until rank 0 has `ended` at the latest, say in the store how that went, and exit."""
 
@@ -153,9 +153,10 @@ def _serve(
     try:
         begin()
         store.set(_HERE.format(rank), "")
-        ranks = _met(store, rank, size, backend)
+        order = json.loads(store.get(_ORDER))
+        ranks = _met(store, rank, size, order["backend"])
         ranks.look = look
-        work(ranks, json.loads(store.get(_ORDER)))
+        work(ranks, order)
     except RankLost:
         pass
     except Exception as error:

@@ -122,20 +122,8 @@ class RankSaver(Saver):
     def _rescue(self, content: CheckpointContent) -> None:
         if not self.rank:
             self.of.end()  # they write theirs
-        if self._writes:
+        if not self.rank or self.of.together:
             super()._rescue(content)
-
-    @property
-    def _writes(self) -> bool:
-        return not self.rank or self.of.together
-
-    def _take_parts(self, frames: int) -> None:
-        """Write, on rank 0, what the ranks of other machines have of their own."""
-        parts = self.of.gather({**self._state(), "random": random_streams.state()} if self.rank else {})
-        for rank, state in enumerate(parts, 1):
-            self._write(CheckpointContent(frames, state), rank)
-        if self.rank:
-            self._saved_at, self._copy = frames, None
 
     def due(self, frames: int) -> bool:
         return self._agreed[0]
@@ -144,14 +132,18 @@ class RankSaver(Saver):
         return self._agreed[1]
 
     def save(self, frames: int) -> None:
-        if self.rank and self.of.together:
+        apart = not self.of.together
+        if self.rank and not apart:
             super().save(frames)
         try:
             self.of.compare(self.weights)
         except NumericsError:
             self._copy = None  # its weights may differ, too
             raise
-        if not self.of.together:
-            self._take_parts(frames)
+        state = {**self._state(), "random": random_streams.state()} if self.rank and apart else {}
+        for rank, part in enumerate(self.of.gather(state) if apart else (), 1):
+            self._write(CheckpointContent(frames, part), rank)
         if not self.rank:
             super().save(frames)
+        elif apart:
+            self._saved_at, self._copy = frames, None
