@@ -49,7 +49,7 @@ def newest(folder, ranks=1):
         buffer.load_state_dict(found.state["buffer"])
         count = buffer.ring.cursor // 4
         assert found.manifest["number"] == 4 * count and equal(live(buffer.ring), reference(count, "exact"))
-        assert found.own and found.state["update"]["rank"] == rank
+        assert found.whole and found.state["update"]["rank"] == rank
     return count
 
 
@@ -62,7 +62,7 @@ def test_a_checkpoint_holds_the_rows_without_a_copy_of_them_in_its_tensors(tmp_p
         held = checkpoint.load(path).state["buffer"]["rows"]["columns"]
         assert isinstance(held, SavedRows) and len(held) == len(buffer)
         assert not [name for name in (path / "tensors.safetensors").read_bytes().split(b'"') if b"columns" in name]
-    kept = checkpoint.list_checkpoints(tmp_path / "checkpoints")
+    kept = checkpoint.FOLDERS.paths(tmp_path / "checkpoints")
     inodes = [{file.stat().st_ino for file in path.glob("rows-*")} for path in kept]
     assert len(kept) == 2 and (tier == "disk" or not inodes[0] & inodes[1])
 
@@ -127,14 +127,14 @@ def test_a_flip_in_any_file_falls_back_one_checkpoint_and_is_mended_by_the_next(
             file.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
             with pytest.warns(UserWarning, match=f"skipped.*{file.name}"):
                 assert newest(tmp_path, ranks) == 7
-            assert checkpoint.verify(path) is not None
+            assert checkpoint.FOLDERS.verify(path) is not None
         file.write_bytes(content)
     for file in path.rglob("rows-*"):
         content = file.read_bytes()
         file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     save(more(buffer, 9), tmp_path, ranks=ranks)
     again = save(more(buffer, 9), tmp_path, ranks=ranks)  # would link to the damaged one, had it not compared the bytes
-    assert checkpoint.verify(again) is None and newest(tmp_path, ranks) == 9
+    assert checkpoint.FOLDERS.verify(again) is None and newest(tmp_path, ranks) == 9
 
 
 def test_a_file_of_rows_that_is_missing_or_not_named_is_refused(tmp_path):
@@ -142,4 +142,4 @@ def test_a_file_of_rows_that_is_missing_or_not_named_is_refused(tmp_path):
     file = sorted(path.glob("rows-*"))[0]
     file.rename(tmp_path / "away")
     refused(DamagedDataError, file.name, lambda: quiet(lambda: checkpoint.load(path)))
-    assert file.name in checkpoint.verify(path)
+    assert file.name in checkpoint.FOLDERS.verify(path)

@@ -31,6 +31,7 @@ from rlcli.objectives.value import GAE, ValueNorm
 from rlcli.processes import watchdog
 from rlcli.runs import checkpoint
 
+DQN = ["loss=dqn", "env.num=4", "collector.frames_per_batch=16", "collector.init_random_frames=1024"]
 SHORT = [
     "learner.world_size=2", "total_frames=4096", "collector.frames_per_batch=512",
     "sampler.batch_size=128", "run.eval_episodes=0", "console=off", "logger=none",
@@ -283,14 +284,19 @@ def same(a, b):
 
 
 def test_a_signal_to_any_rank_stops_all_and_a_resumed_run_is_the_same_to_the_bit(run):
-    """And so is one in which a rank failed: the others save what they had after the last whole batch."""
+    """And so is one in which a rank failed: the others save what they had after the last whole batch.
+
+    Of one that was killed nothing can be saved: the run goes on from the checkpoint before.
+    """
     whole = run("run.dir=whole")
     with signalled(3, signal.SIGTERM) as pids, pytest.raises(StoppedSafely):
         run("run.dir=cut")
     with signalled(3, 0, EnvError("broken")), refused(EnvError, "broken"):
         run("run.dir=failed")
+    with signalled(7, signal.SIGKILL), refused(ResourceError, "rank 1 SIGKILL"):
+        run("run.dir=killed", "run.checkpoint_every=1024")
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    for resumed in (resume("failed"), resume("cut")):
+    for resumed in (resume("failed"), resume("killed"), resume("cut")):
         for one, other in zip(states(whole.path), states(resumed.path), strict=True):
             same(one, other)
         assert [record["frames"] for record in resumed.metrics()] == [512 * k for k in range(1, 9)]
@@ -312,16 +318,18 @@ def test_the_first_batches_of_all_ranks_are_one_process_s(run):
 
 
 def test_a_rank_that_is_killed_ends_all_with_its_cause(run):
+    """Where nothing was saved before, the weights go on."""
     with signalled(2, signal.SIGKILL), refused(ResourceError, "rank 1 SIGKILL"):
-        run("run.dir=killed")
-    assert resume("killed").summary["status"] == "done"
+        run("run.dir=killed", *DQN)
+    resumed = resume("killed")
+    assert resumed.summary["status"] == "done" and "begin anew" in resumed.summary["warnings"][0]["text"]
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["policy=gru", "sampler.batch_size=64", "value.normaliser=popart"],
-        ["loss=dqn", "env.num=4", "collector.frames_per_batch=16", "collector.init_random_frames=1024"],
+        DQN,
         pytest.param(["loss=ppo_kl", "loss.target_kl=0.01", "value.average_over=batch"], marks=pytest.mark.slow),
         pytest.param(["sampler=slice", "sampler.slice_len=16", "storage=tensor"], marks=pytest.mark.slow),
         pytest.param(["loss=a2c", "value.shifted=true"], marks=pytest.mark.slow),
