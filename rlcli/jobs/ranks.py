@@ -25,6 +25,7 @@ from torch import distributed
 from rlcli.arguments import refuse
 from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words
 from rlcli.learning.ranks import Ranks
+from rlcli.processes import process
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.fork_server import leave
 from rlcli.processes.line import Traceback
@@ -106,6 +107,7 @@ def started(
         for rank in range(1, size) if not theirs else ():
             workers.append(Worker(target, preload=preload))
             workers[-1].channel.send(0, 0, packed((told(), str(meeting), rank, size)))
+        process.ranks_beside = size - 1
         others.store = _torchrun_store() if theirs else distributed.FileStore(str(meeting), size)
         others.store.set(_ORDER, json.dumps({**order, "backend": backend}))
         while not others.store.check([_HERE.format(rank) for rank in range(1, size)]):
@@ -118,6 +120,7 @@ def started(
         grace = _SAVING if isinstance(error, StoppedSafely) else _GRACE
         raise
     finally:
+        process.ranks_beside = 0
         end(workers, grace)
         if ranks is not None:  # a collective that was broken off goes on until they have ended
             ranks.close()

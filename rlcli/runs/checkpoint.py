@@ -83,9 +83,9 @@ def save(
         "versions": dict(versions or {}),
     }
     part, before = f"{RANK}{rank}" if rank else "", FOLDERS.paths(folder)
-    drafts = {name: FOLDERS.draft(folder, name) for name in [f"{RANK}{other}" for other in range(1, ranks)]}
-    lost = [name for name, x in drafts.items() if not (x / MANIFEST).exists() or read_manifest(x)["number"] != number]
-    if lost and before and not rank:
+    others = [f"{RANK}{other}" for other in range(1, ranks) if not rank]
+    lost = [name for name in others if _number(FOLDERS.draft(folder, name)) != number]
+    if lost and before:
         who = " and ".join(name.replace("_", " ") for name in lost)
         raise DamagedDataError(f"{who} saved no part of it", why="the checkpoint before it is whole, and stays")
     before = [path / part for path in before]
@@ -97,14 +97,22 @@ def save(
         stamps = {name: disk.write_file(path / name, chunks) for name, chunks in contents.items()}
         if rows is not None:
             stamps |= rows.write(path, about[BUFFER], disk)
-        for name in () if rank or lost else drafts:
-            disk.rename(drafts[name], path / name)
+        for name in () if lost else others:
+            disk.rename(FOLDERS.draft(folder, name), path / name)
             stamps[f"{name}/{MANIFEST}"] = stamp_of(path / name / MANIFEST)
         return stamps
 
     needed = sum(len(chunk) for chunks in contents.values() for chunk in chunks)
     needed += 0 if rows is None else rows.needed
-    return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk, part=part, parts=drafts)
+    return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk, part=part, parts=others)
+
+
+def _number(part: Path) -> int | None:
+    """Return the frames that a rank's part is of; None where it has none, or not yet a whole one."""
+    try:
+        return read_manifest(part)["number"]
+    except DamagedDataError:
+        return None
 
 
 def make_room(folder: Path | str) -> list[Path]:
