@@ -63,9 +63,6 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     cfg = _in_its_folder(run, as_resumed(verb, run.config, overrides, where=str(run.path / "config.json")))
     serve_as_rank(cfg)
     if isinstance(cfg, Config):
-        from rlcli.build.training import serve_torchrun
-
-        serve_torchrun(cfg)
         with resumed_run(run) as stop:
             return TrainingRun(_go_on(run, cfg, overrides, stop, force).path)
     raise_all(validate(with_kept_policy(cfg, run), set(map(key_of, overrides))))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unused
-from rlcli.build.collector import devices, serve_as_rank
+from rlcli.build.collector import TRAIN_AS_RANK, devices, serve_as_rank
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
@@ -37,7 +37,6 @@ from rlcli.runs.signals import StopSignals
 if TYPE_CHECKING:
     from rlcli.build.trained_run import TrainingRun
     from rlcli.learning.ranks import Ranks
-    from rlcli.processes.channel import Channel
 
 
 def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
@@ -49,7 +48,6 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
     serve_as_rank(cfg)
-    serve_torchrun(cfg)
     cfg, chosen, first = settled(cfg)
     with (
         contextlib.closing(first),
@@ -81,26 +79,11 @@ def start_ranks(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path 
     }  # fmt: skip
     device = devices(cfg)["train_device"]
     backend = backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
-    target, preload = f"{__name__}:rank_above_0", [__name__]  # ranks share what that imports
-    return stack.enter_context(started(cfg.learner.world_size, backend, run.path, target, order, preload))
+    return stack.enter_context(started(cfg.learner.world_size, backend, run.path, TRAIN_AS_RANK, order))
 
 
-def serve_torchrun(cfg: Config) -> None:
-    """Train as another rank, and exit, where torchrun started this process for that."""
-    if cfg.learner.world_size > 1:
-        from rlcli.jobs.ranks import serve_torchrun
-
-        serve_torchrun(cfg.learner.world_size, _train_as_rank)
-
-
-def rank_above_0(channel: Channel) -> None:
+def train_as_rank(ranks: Ranks, order: dict[str, Any]) -> None:
     """Train as another rank, as rank 0 orders."""
-    from rlcli.jobs.ranks import serve_as_rank
-
-    serve_as_rank(channel, _train_as_rank)
-
-
-def _train_as_rank(ranks: Ranks, order: dict[str, Any]) -> None:
     from rlcli.runs.checkpoint import load
 
     run, saved = Run(Path(order["run"])), order["saved"]

@@ -8,6 +8,7 @@ tells rank 0 why; that is the run's error.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -93,20 +94,15 @@ def _awaited(what: Callable[[], Any], seconds: float) -> Any:
 
 
 @contextlib.contextmanager
-def started(
-    size: int, backend: str, folder: Path, target: str, order: Mapping[str, Any], preload: Sequence[str]
-) -> Iterator[Ranks]:
-    """Yield rank 0's side of ranks that are given an `order`, as JSON.
-
-    Unless torchrun has started them they are, and run `target` of a channel.
-    """
+def started(size: int, backend: str, folder: Path, target: str, order: Mapping[str, Any]) -> Iterator[Ranks]:
+    """Start the other ranks, unless torchrun has; yield rank 0's side. They run `target` of themselves and `order`."""
     meeting, grace, ranks, theirs = folder / MEETING, _SAVING, None, rank_here(size) is not None
     meeting.unlink(missing_ok=True)
     others = Others(size, workers := list[Worker]())
     try:
         for rank in range(1, size) if not theirs else ():
-            workers.append(Worker(target, preload=preload))
-            workers[-1].channel.send(0, 0, packed((told(), str(meeting), rank, size)))
+            workers.append(Worker(f"{__name__}:serve_started", preload=[target.partition(":")[0]]))
+            workers[-1].channel.send(0, 0, packed((told(), str(meeting), rank, size, target)))
         process.ranks_beside = size - 1
         others.store = _torchrun_store() if theirs else distributed.FileStore(str(meeting), size)
         others.store.set(_ORDER, json.dumps({**order, "backend": backend}))
@@ -127,23 +123,23 @@ def started(
         meeting.unlink(missing_ok=True)
 
 
-def serve_as_rank(channel: Channel, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
-    """Join the other ranks, in a process of `started`, and `work` as rank 0 orders."""
+def serve_started(channel: Channel) -> None:
+    """Join the other ranks, and do what rank 0 orders, in a process that it started."""
     _, _, body = channel.receive()
-    facts, meeting, rank, size = unpacked(body)
+    facts, meeting, rank, size, target = unpacked(body)
     store, closed = distributed.FileStore(meeting, size), partial(select.select, [channel.end], [], [], 0)
-    _serve(store, rank, size, work, lambda: any(closed()), facts.learn)
+    _serve(store, rank, size, target, lambda: any(closed()), facts.learn)
 
 
-def serve_torchrun(size: int, work: Callable[[Ranks, dict[str, Any]], None]) -> None:
-    """Join the other ranks, `work` as rank 0 orders, and exit, where torchrun started this process for that."""
+def serve_torchrun(size: int, target: str) -> None:
+    """Join the other ranks, do what rank 0 orders, and exit, where torchrun started this process for that."""
     if rank := rank_here(size):
         store = _torchrun_store()
-        _serve(store, rank, size, work, lambda: store.check([_ENDED.format(0)]))
+        _serve(store, rank, size, target, lambda: store.check([_ENDED.format(0)]))
 
 
 def _serve(
-    store: Any, rank: int, size: int, work: Callable[[Ranks, dict[str, Any]], None], ended: Callable[[], bool],
+    store: Any, rank: int, size: int, target: str, ended: Callable[[], bool],
     begin: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
     """Work as a rank above 0 until rank 0 has `ended` at the latest, say in the store how that went, and exit."""
@@ -159,7 +155,8 @@ def _serve(
         order = json.loads(store.get(_ORDER))
         ranks = _met(store, rank, size, order["backend"])
         ranks.look = look
-        work(ranks, order)
+        module, _, name = target.partition(":")
+        getattr(importlib.import_module(module), name)(ranks, order)
     except RankLost:
         pass
     except Exception as error:
