@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from rlcli.build.collector import slices_of
-from rlcli.build.ranks import own_seed
+from rlcli.build.ranks import own_seed, rank_of
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
@@ -110,13 +110,14 @@ def build_storage(cfg: Config, run: Run) -> Storage:
     options = registry.arguments("storage", s)
     del options["codes"]  # of the buffer
     if isinstance(s, learn.MemmapOptions):
-        folder = run.path / BUFFER if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
+        own = f"{BUFFER}_{rank}" if (rank := rank_of(cfg)) else BUFFER
+        folder = run.path / own if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
         if run.checkpoints:  # it is resumed; a new run is refused by the storage where rows are
             if s.scratch_dir is not None:
                 _need_own(folder, run)
             clear_rows(folder)
         if s.scratch_dir is None and not folder.exists():  # else it is not the run's own
-            note_new(run, *(f"{BUFFER}/{name}" for name in ROWS), BUFFER)
+            note_new(run, *(f"{own}/{name}" for name in ROWS), own)
         options["scratch_dir"] = folder
     storage = registry.build("storage", s.kind, Storage, **options)
     if isinstance(s, learn.MemmapOptions) and s.scratch_dir is not None:

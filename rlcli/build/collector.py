@@ -85,10 +85,17 @@ def build_collector(
     return MultiAsyncCollector(makers, actor, **apart, **options)
 
 
+TRAIN_AS_RANK = "rlcli.build.training:train_as_rank"  # what another rank of a learner does
+
+
 def serve_as_rank(cfg: CollectConfig) -> None:
     """Serve the run of rank 0, and exit, where torchrun started this process for that."""
     c = cfg.collector
-    if isinstance(c, DistributedOptions) and c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
+    if (size := ranks_of(cfg)) > 1:
+        from rlcli.jobs.ranks import serve_torchrun
+
+        serve_torchrun(size, TRAIN_AS_RANK)
+    elif isinstance(c, DistributedOptions) and c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
         from rlcli.collectors.distributed.launch import REMOTE, SERVE, Launcher, Peer
 
         size = len(shares(cfg)) + 1

@@ -1,27 +1,23 @@
-"""A run divided among the ranks of its learner: what each has of it, and which checkpoint all of them have."""
+"""A run divided among the ranks of its learner: what each has of it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from rlcli.config.choices.learn import RankConfig
 from rlcli.config.option import held, value_at
-from rlcli.config.run_files import RANKS
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.validate_ranks import SHARED
 from rlcli.processes.process import cores
-from rlcli.runs.folder import CHECKPOINTS, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcli.learning.ranks import Ranks
-    from rlcli.runs.checkpoint import Checkpoint
 
 Cfg = TypeVar("Cfg", bound=CollectConfig)
 
@@ -71,37 +67,3 @@ def introduced(cfg: Config, ranks: Ranks, gradient: Tensor) -> Iterator[str]:
     )
     if ranks.size > cores():
         yield f"there are more ranks than the {cores()} cores of this machine: they wait for each other"
-
-
-def folder_of(run: Path, rank: int) -> Path:
-    """Return where a rank keeps its own checkpoints."""
-    return run / RANKS / str(rank) if rank else run
-
-
-def checkpoints(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints in a rank's folder that verify, by their frames."""
-    from rlcli.runs.checkpoint import list_checkpoints, read_manifest, verify
-
-    whole = (path for path in list_checkpoints(folder / CHECKPOINTS) if verify(path) is None)
-    return {read_manifest(path)["number"]: path for path in whole}
-
-
-def newest_of_all(run: Run, newest: Checkpoint, size: int) -> Checkpoint:
-    """Return the newest checkpoint that as many ranks have, not after `newest`; that where there is none."""
-    from rlcli.runs.checkpoint import load
-
-    of = [checkpoints(folder_of(run.path, rank)) for rank in range(size)] if newest.ranks == size > 1 else []
-    last, common = newest.manifest["number"], set[int]().union(*of[:1]).intersection(*of)
-    if not common or last in common:
-        return newest
-    lacking = next(rank for rank, each in enumerate(of) if last not in each)
-    why = f"rank {lacking} has no whole checkpoint at {last:,} frames"
-    return load(of[0][max(common)])._replace(skipped=[*newest.skipped, why])
-
-
-def own_or(saved: Path, folder: Path, size: int) -> Checkpoint:
-    """Return a rank's own checkpoint, in its folder, at the frames that rank 0 has `saved`; else that of rank 0."""
-    from rlcli.runs.checkpoint import load
-
-    found = load(saved)
-    return load(checkpoints(folder).get(found.manifest["number"], saved)) if found.ranks == size else found

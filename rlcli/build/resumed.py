@@ -18,7 +18,6 @@ from typing import Any
 
 from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.policy import cores_to_spare
-from rlcli.build.ranks import newest_of_all
 from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
 from rlcli.config import registry
 from rlcli.config.choices.learn import ClipPPOOptions
@@ -91,7 +90,6 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
         # the reporter says it too, and keeps it in the closing report
         with warnings.catch_warnings(action="default" if cfg.console.kind == "off" else "ignore"):
             saved = newest(run)
-        saved = newest_of_all(run, saved, cfg.learner.world_size)
         sealed, run_to_end, lost = saved.manifest, Learner.run_to_end, gone_before(saved)
         frames = written = sealed["number"]
     else:

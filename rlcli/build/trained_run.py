@@ -186,7 +186,7 @@ def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | N
     folder = run.path / KEPT
     if cfg.policy.kind == "random":
         return None
-    if checkpoint.list_checkpoints(folder):
+    if checkpoint.FOLDERS.paths(folder):
         found = checkpoint.load_latest(folder)
         return _restored(cfg, env, found)
     if isinstance(cfg.policy, CheckpointOptions):
@@ -214,7 +214,7 @@ def policy_to_look_at(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
 
 def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
     """Return the configuration with the policy's path where the run itself keeps it: the training run may be gone."""
-    kept = checkpoint.list_checkpoints(run.path / KEPT)
+    kept = checkpoint.FOLDERS.paths(run.path / KEPT)
     if not isinstance(cfg.policy, CheckpointOptions) or not kept:
         return cfg
     return dataclasses.replace(cfg, policy=dataclasses.replace(cfg.policy, path=str(kept[-1])))

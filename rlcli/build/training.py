@@ -6,22 +6,21 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unused
-from rlcli.build.collector import devices, serve_as_rank
+from rlcli.build.collector import TRAIN_AS_RANK, devices, serve_as_rank
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
-from rlcli.build.ranks import folder_of, introduced, own_or, share_of
+from rlcli.build.ranks import introduced, share_of
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
 from rlcli.config import registry
-from rlcli.config.resolved import to_dict
-from rlcli.config.run_files import RANKS
+from rlcli.config.resolved import from_dict, to_dict
 from rlcli.config.schemas import Config
 from rlcli.jobs.learner import Evaluator, Learner
 from rlcli.learning.loops import Hooks
@@ -30,15 +29,14 @@ from rlcli.planning.forecast import Learning, expected
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
-from rlcli.runs.folder import CHECKPOINTS, Run, note_new, resume_command, start_command
+from rlcli.runs.folder import BUFFER, Run, note_new, start_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver, new_run
+from rlcli.runs.session import Saver, explained, new_run
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
     from rlcli.build.trained_run import TrainingRun
     from rlcli.learning.ranks import Ranks
-    from rlcli.processes.channel import Channel
 
 
 def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
@@ -74,29 +72,26 @@ def start_ranks(cfg: Config, run: Run, stack: contextlib.ExitStack, saved: Path 
         return None
     from rlcli.jobs.ranks import backend_of, started
 
-    note_new(run, f"{RANKS}/*/{CHECKPOINTS}", f"{RANKS}/*", RANKS)
-    order = {"cfg": cfg, "run": run.path.absolute(), "info": run.info, "saved": saved}
-    order["resume"] = f"Resume with: {resume_command(run)}"
+    note_new(run, f"{BUFFER}_*/*", f"{BUFFER}_*")
+    order = {
+        "cfg": to_dict(cfg), "run": str(run.path.absolute()), "info": run.info,
+        "saved": None if saved is None else str(saved.absolute()),
+    }  # fmt: skip
     device = devices(cfg)["train_device"]
     backend = backend_of(cfg.learner.backend, cfg.learner.world_size, device is not None and device.type == "cuda")
-    target, preload = f"{__name__}:rank_above_0", [__name__]  # ranks share what that imports
-    return stack.enter_context(started(cfg.learner.world_size, backend, run.path, target, order, preload))
+    return stack.enter_context(started(cfg.learner.world_size, backend, run.path, TRAIN_AS_RANK, order))
 
 
-def rank_above_0(channel: Channel) -> None:
+def train_as_rank(ranks: Ranks, order: dict[str, Any]) -> None:
     """Train as another rank, as rank 0 orders."""
-    from rlcli.jobs.ranks import serve_as_rank
+    from rlcli.runs.checkpoint import load
 
-    serve_as_rank(channel, _train_as_rank)
-
-
-def _train_as_rank(ranks: Ranks, order: dict[str, Any]) -> None:
-    with StopSignals(notice="") as stop:
+    run, saved = Run(Path(order["run"])), order["saved"]
+    vars(run)["info"] = order["info"]
+    with StopSignals(notice="") as stop, explained(run.path):
         stop.ignore_interrupts()
-        cfg, run, saved = order["cfg"], Run(folder_of(order["run"], ranks.rank)), order["saved"]
-        vars(run)["info"] = order["info"]
-        (run.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        found = None if saved is None else own_or(saved, run.path, ranks.size)
+        cfg = cast(Config, from_dict("train", order["cfg"]))
+        found = None if saved is None else load(saved, ranks.rank, ranks.size)
         resume_at = None if found is None else found.manifest["number"]
         learner = learner_of(cfg, run, stop, resume_at=resume_at, ranks=ranks)
         if found is not None:
@@ -153,6 +148,7 @@ def learner_of(
     if ranks is not None:
         from rlcli.learning.ranked import RankHooks, RankSaver
 
+        ranks.say = partial(reporter.warn, "ranks")
         followed = partial(RankSaver, of=ranks, weights=update.flat.tensor), partial(RankHooks, ranks)
     make_saver, make_hooks = followed
     saver = make_saver(

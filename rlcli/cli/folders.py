@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlcli.cli.flags import read, run_folder
 from rlcli.cli.main import announced, loading
-from rlcli.config.run_files import CHECKPOINTS, RANKS
+from rlcli.config.run_files import CHECKPOINTS
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 
 INSPECT = """\
@@ -104,12 +104,9 @@ def prune(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
             with locked(candidate.path):
                 there = candidate.checkpoints
                 older = there[: there.index(checkpoint.newest(candidate).path)]
-                of_ranks = sorted(candidate.path.glob(f"{RANKS}/*/{CHECKPOINTS}"))
-                older_of_ranks = [path for each in of_ranks for path in checkpoint.list_checkpoints(each)[:-1]]
-                freed = _freed([*older, *older_of_ranks])
+                freed = _freed(older)
                 if args.yes and older:
-                    for folder in (candidate.path / CHECKPOINTS, *of_ranks):
-                        checkpoint.make_room(folder)
+                    checkpoint.make_room(candidate.path / CHECKPOINTS)
         except (DamagedDataError, ResourceError) as error:
             print(f"   skipped  {candidate.path}: {error}")
             continue
@@ -126,6 +123,6 @@ def prune(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 def _freed(folders: Sequence[Path]) -> int:
     """Sum the bytes of files that only these folders hold: rows of a buffer may be links to one file."""
-    files = [path.stat() for folder in folders for path in folder.iterdir()]
+    files = [path.stat() for folder in folders for path in folder.rglob("*") if path.is_file()]
     links = Counter(file.st_ino for file in files)
     return sum({file.st_ino: file.st_size for file in files if links[file.st_ino] == file.st_nlink}.values())

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 RUN, CONFIG, SUMMARY, METRICS = "run.json", "config.json", "summary.json", "metrics.jsonl"
 SWEEP = "sweep.json"  # in the folder of a sweep
-RANKS = "ranks"  # a folder: 1/, 2/, ... with the checkpoints of the other ranks of a learner
 EPISODES = "episodes.csv"
 SEGMENTS, CHECKPOINTS = "data", "checkpoints"  # folders: of a collection's frames, of a training run
 _UNREADABLE = "cannot read a run's file"

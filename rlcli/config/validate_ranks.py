@@ -30,14 +30,14 @@ _WHY = {  # key -> its only value, and why
 
 def check_ranks(cfg: Any) -> Iterator[Problem]:
     """Yield what does not fit a learner of so many ranks, or the ranks that this process is one of."""
-    elsewhere = getattr(cfg.collector, "launcher", "") == "torchrun"  # whose ranks those are
-    if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1" and not elsewhere:
-        trains, size = isinstance(cfg, Config), os.environ["WORLD_SIZE"]
+    trains, size = isinstance(cfg, Config), os.environ.get("WORLD_SIZE", "1")
+    asked = getattr(cfg.collector, "launcher", "") == "torchrun" or (trains and str(cfg.learner.world_size) == size)
+    if "RANK" in os.environ and size != "1" and not asked:
         yield Problem(
             f"RANK={os.environ['RANK']} of WORLD_SIZE={size} is set, as by torchrun, and each of those processes would "
             "begin a run of its own",
-            f"start rlcli alone{f', with learner.world_size={size}: it starts the other ranks itself' * trains} (or "
-            "unset RANK and WORLD_SIZE), or have them collect: collector=distributed collector.launcher=torchrun",
+            f"{f'add learner.world_size={size} to have them learn together; or ' * trains}have them collect: "
+            "collector=distributed collector.launcher=torchrun; or start rlcli alone (or unset RANK and WORLD_SIZE)",
             only_here=True,
         )
     if not isinstance(cfg, Config) or (n := cfg.learner.world_size) == 1:
@@ -50,6 +50,11 @@ def check_ranks(cfg: Any) -> Iterator[Problem]:
     for key, (without, why) in _WHY.items():
         if key in held(cfg) and value_at(cfg, key) not in (without, None):
             yield Problem(f"{key} has no meaning with learner.world_size={n}: {why}", "leave it out")
+    if os.environ.get("LOCAL_WORLD_SIZE", size) != size == str(n) and cfg.storage.kind != "none":
+        yield Problem(
+            f"storage={cfg.storage.kind} has no meaning with ranks on several machines: a buffer is not sent to rank 0",
+            "learn from batches, as recipe=ppo_exact does, or start all ranks on one machine", only_here=True,
+        )  # fmt: skip
     yield from _divided(cfg, n)
     if cfg.learner.backend == "nccl" and not installed.torch_has_cuda():
         yield Problem("learner.backend=nccl needs GPUs, and this torch has none", "use learner.backend=auto")

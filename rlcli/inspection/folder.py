@@ -91,9 +91,9 @@ def _stored(folder: Path, trajectory: int | None) -> list[Inspection]:
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
 def _checkpoints(path: Path) -> Iterator[Inspection]:
-    if (path / checkpoint.MANIFEST).is_file() and checkpoint.is_one(path):
+    if (path / checkpoint.MANIFEST).is_file() and checkpoint.FOLDERS.sequence(path) >= 0:
         yield _of_checkpoint(checkpoint.load(path))
-    elif checkpoint.list_checkpoints(path / CHECKPOINTS):
+    elif checkpoint.FOLDERS.paths(path / CHECKPOINTS):
         newest = checkpoint.load_latest(path / CHECKPOINTS)
         result = _of_checkpoint(newest)
         result.notices = [*newest.skipped, *filter(None, [gone_before(newest)])]
@@ -108,7 +108,7 @@ def _of_checkpoint(loaded: checkpoint.Checkpoint) -> Inspection:
         facts.stored = facts.full
         result.keys.append(facts)
     result.stored = result.full = sum(facts.stored for facts in result.keys)
-    result.on_disk = sum(file.stat().st_size for file in loaded.path.iterdir() if file.is_file())
+    result.on_disk = sum(file.stat().st_size for file in loaded.path.rglob("*") if file.is_file())
     result.notices = loaded.skipped
     return result
 

@@ -210,9 +210,9 @@ class Learner:
         self.resumed = True
         from rlcli.typed import Misfit  # a new run reads nothing
 
-        own = found.ranks == self.hooks.ranks and found.path.is_relative_to(self.run.path)
+        own = found.ranks == self.hooks.ranks and found.whole
         with loading_state(found.path):
-            self._take_over(found.state, own)
+            self._take_over(found.state, own, found.manifest["number"])
             if self.loop.frames != found.manifest["number"]:
                 raise Misfit(f"it is of {self.loop.frames:,} frames, and called {found.manifest['number']:,}")
 
@@ -221,7 +221,7 @@ class Learner:
         elif not own:
             self.reporter.warn("checkpoint", f"a rank has no whole checkpoint at {self.loop.frames:,} frames: {_ANEW}")
 
-    def _take_over(self, state: dict[str, Any], own: bool) -> None:
+    def _take_over(self, state: dict[str, Any], own: bool, frames: int) -> None:
         """Load a state, or of one that another rank saved, or one of so many others, what all of them have alike."""
         if not own:
             state["update"]["generator"] = self.update.generator.get_state()
@@ -238,7 +238,7 @@ class Learner:
         else:
             episodes, lanes = self.reporter.tally.episodes, self.collector.envs
             episodes.forget_open()
-            self.collector.begin_anew(self.reporter.tally.frames // self.hooks.ranks, (), [episodes.episodes] * lanes)
+            self.collector.begin_anew(frames // self.hooks.ranks, (), [episodes.episodes] * lanes)
         self.saver.resumed_at(self.loop.frames)
         if self.hooks.evaluation is not None:
             self.hooks.evaluation.load_state_dict(state.get("evaluation", {"last": self.loop.frames}))

@@ -1,7 +1,7 @@
 """What follows the loop of a learner of several ranks: its report, gathered on rank 0, and its checkpoints.
 
-Each rank saves what is its own in a folder of its own, at the same frames as all others; rank 0, which a resume looks
-for first, is the last to.
+Each rank writes what it has of its own at the same frames as all others; rank 0 makes one checkpoint of that and all
+that they have alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rlcli.learning.evaluation import FailedEvaluation, Played
 from rlcli.learning.loops import Hooks
 from rlcli.learning.ranks import Ranks
 from rlcli.report.tally import ValueRows
-from rlcli.runs.session import Saver
+from rlcli.runs import random_streams
+from rlcli.runs.session import CheckpointContent, Saver
 
 if TYPE_CHECKING:
     from rlcli.collectors import BaseCollector
@@ -52,9 +53,12 @@ class RankHooks(Hooks):
         counted = super()._since_the_last_report(collector)
         assert self.reporter is not None
         valued, warnings, ends = counted["valued"], self.reporter.tally.warnings, counted["ends"]
+        memory = self.reporter.memory
+        memory.process.read()
         told = self.of.gather({
             "reward": counted["reward"], "done": counted["done"], "ends": [[frames, *end] for frames, end in ends],
             "valued": [valued.rows, valued.approximated, valued.dropped], "warnings": warnings,
+            "memory": [memory.process.now, memory.process.peak],
         })  # fmt: skip
         if self.of.rank:
             self.reporter.tally.warnings = {}
@@ -62,6 +66,7 @@ class RankHooks(Hooks):
         if not self._compared and self.of.calls["step"] >= SURE:
             self._compared = True
             self.reporter.say(self._comparison())
+        memory.others = [tuple(other["memory"]) for other in told]
         lanes = np.cumsum([len(x["reward"]) for x in (counted, *told)]).tolist()
         for first, other in zip(lanes, told, strict=False):
             valued.add(ValueRows(*other["valued"]))
@@ -89,6 +94,7 @@ class RankSaver(Saver):
 
     def __post_init__(self) -> None:
         self._look, self.of.look = self.of.look, self.stop_if_overdue
+        self.rank, self.ranks = self.of.rank, self.of.size
 
     def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
         asked = True
@@ -106,6 +112,19 @@ class RankSaver(Saver):
             self._look()
         super().stop_if_overdue()
 
+    def _state(self) -> dict[str, Any]:
+        state = super()._state()
+        if self.rank:  # the rest is rank 0's, too
+            del state["policy"]
+            state["update"] = {"generator": state["update"]["generator"]}
+        return state
+
+    def _rescue(self, content: CheckpointContent) -> None:
+        if not self.rank:
+            self.of.end()  # they write theirs
+        if not self.rank or self.of.together:
+            super()._rescue(content)
+
     def due(self, frames: int) -> bool:
         return self._agreed[0]
 
@@ -113,12 +132,18 @@ class RankSaver(Saver):
         return self._agreed[1]
 
     def save(self, frames: int) -> None:
-        if self.of.rank:
+        apart = not self.of.together
+        if self.rank and not apart:
             super().save(frames)
         try:
             self.of.compare(self.weights)
         except NumericsError:
             self._copy = None  # its weights may differ, too
             raise
-        if not self.of.rank:
+        state = {**self._state(), "random": random_streams.state()} if self.rank and apart else {}
+        for rank, part in enumerate(self.of.gather(state) if apart else (), 1):
+            self._write(CheckpointContent(frames, part), rank)
+        if not self.rank:
             super().save(frames)
+        elif apart:
+            self._saved_at, self._copy = frames, None

@@ -26,8 +26,13 @@ from rlcli.learning.gradient import Figures
 from rlcli.learning.minibatches import Minibatch
 from rlcli.learning.optimizer import RIDERS, FlatParameters
 from rlcli.objectives.reduction import mask_of
+from rlcli.processes import watchdog
 
 _SPIN, _LOOK = 5e-4, 0.05  # seconds: before it sleeps while it waits for other ranks, and at most between two looks
+_OF = {
+    "step": "gradient", "epoch": "advantages", "batch": "batch", "values": "values", "report": "report",
+    "save": "part of a checkpoint",
+}  # fmt: skip
 _FLOORS = {"minibatch": 1e-6, "batch": 1e-4}  # of the deviation, as loss and estimator have them alone
 
 
@@ -40,27 +45,38 @@ class Ranks:
         Which of how many this process is.
     groups : mapping from "cpu" or "cuda" to torch.distributed.ProcessGroup
         That of the CPU takes what no other does.
+    store : torch.distributed.Store
+        Where the ranks have met: those that wait for another say so there.
+    together : bool
+        All are on one machine, and see the run folder.
 
     Attributes
     ----------
     lost, look : callable
         Failure of a collective -> the error to raise: another rank has ended; raise, while it is waited for, where one
         has, or where the run is to stop.
+    say : callable
+        Take, on rank 0, a sentence on a rank that stands still.
+    end : callable
+        End the other ranks, and wait until they have saved what is theirs.
     average : {"minibatch", "batch"} or None
         The rows, of all ranks, that advantages are normalised over.
     calls : Counter
-        How often ranks met, by "step", "epoch", "batch" and "values".
+        How often ranks met, by "step", "epoch", "batch", "values", "report" and "save".
     work, meeting : float
         Seconds of a step at best: what a rank does by itself, and what it takes to add up the gradients.
     """
 
-    def __init__(self, rank: int, size: int, groups: Mapping[str, Any]) -> None:
+    def __init__(self, rank: int, size: int, groups: Mapping[str, Any], store: Any, together: bool = True) -> None:
         self.rank, self.size = rank, size
         self.lost: Callable[[Exception], Exception] = lambda error: error
         self.look: Callable[[], object] = lambda: None
+        self.say: Callable[[str], object] = watchdog.say
+        self.end: Callable[[], object] = lambda: None
         self.average: str | None = None
         self.calls, self.work, self.meeting = Counter[str](), math.inf, math.inf
         self._then: float | None = None
+        self.store, self.together = store, together
         self._groups, self._names = groups, list[Any]()
 
     def join(self, loss: Any, estimator: Any = None) -> None:
@@ -132,19 +148,16 @@ class Ranks:
 
     def gather(self, message: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the messages of ranks 1, 2, ... on rank 0; nothing on the others."""
-        if self.rank:
-            content = torch.frombuffer(bytearray(b"".join(encode_state(message))), dtype=torch.uint8)
-            for x in (torch.tensor([len(content)]), content):
-                self._call(self._groups["cpu"].send, [x], 0, 0)
-            return []
-        messages = []
-        for rank in range(1, self.size):
-            length = torch.zeros(1, dtype=torch.int64)
-            self._call(self._groups["cpu"].recv, [length], rank, 0)
-            content = torch.empty(int(length), dtype=torch.uint8)
-            self._call(self._groups["cpu"].recv, [content], rank, 0)
-            messages.append(decode_state(content.numpy().tobytes(), f"rank {rank}"))
-        return messages
+        content = torch.frombuffer(bytearray(b"".join(encode_state(message if self.rank else {}))), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(content)
+        self.add("report", sizes)
+        whole = torch.zeros(int(sizes.sum()), dtype=torch.uint8)
+        parts = whole.split(sizes.tolist())
+        parts[self.rank].copy_(content)
+        self.add("report", whole)
+        others = () if self.rank else enumerate(parts[1:], 1)
+        return [decode_state(part.numpy().tobytes(), f"rank {rank}") for rank, part in others]
 
     def compare(self, weights: Tensor) -> None:
         """Raise NumericsError where the weights of two ranks differ in a bit."""
@@ -163,26 +176,34 @@ class Ranks:
     def add(self, kind: str, x: Tensor) -> None:
         """Replace `x` by its sum over all ranks."""
         self.calls[kind] += 1
-        if x.device.type in self._groups and not x.is_cpu:  # what the GPU waits for
-            return self._call(self._groups[x.device.type].allreduce, [x])
-        began, work = time.perf_counter(), self._groups["cpu"].allreduce([x])
-        while not work.is_completed():  # `wait` would answer no signal, however long another rank takes
+        of = self._groups.get(x.device.type, self._groups["cpu"])
+        try:
+            work = of.allreduce([x])
+            if of is self._groups["cpu"]:  # `wait` would answer no signal, however long another rank takes
+                self._wait(work, kind)
+            work.wait()
+        except RuntimeError as error:
+            raise self.lost(error) from error
+
+    def _wait(self, work: Any, kind: str) -> None:
+        began, said = time.perf_counter(), 0
+        while not work.is_completed():
             if (waited := time.perf_counter() - began) < _SPIN:
                 os.sched_yield()  # another rank may need this core
-            else:
-                self.look()
-                time.sleep(min(waited / 10, _LOOK))
-        self._call(lambda: work)
+                continue
+            self.look()
+            time.sleep(min(waited / 10, _LOOK))
+            if said < (late := int(2 * waited / watchdog.SAY_AFTER)) < 3:  # at half the time, and at all of it
+                said, here, meeting = late, [f"here {rank}" for rank in range(self.size)], str(self.calls.total())
+                self.store.set(here[self.rank], meeting)
+                for rank in range(1, self.size) if late == 2 and not self.rank else ():
+                    if not self.store.check([here[rank]]) or self.store.get(here[rank]).decode() != meeting:
+                        self.say(f"rank {rank} of the learner stands still: the others have waited {waited:.0f} s for "
+                                 f"its {_OF[kind]}")  # fmt: skip
 
     def close(self) -> None:
         """Disconnect: the others, where they wait, are told so."""
         self._groups = {}
-
-    def _call(self, begin: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            begin(*arguments).wait()
-        except RuntimeError as error:
-            raise self.lost(error) from error
 
 
 def _rows(minibatch: Minibatch) -> Tensor | int:

@@ -43,7 +43,7 @@ _let_others_run = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 def may_spin(processes: int) -> bool:
     """Return True if so many processes have a core each, and this is no worker itself."""
-    return processes <= process.cores() and not process.in_worker
+    return processes + process.ranks_beside <= process.cores() and not process.in_worker
 
 
 class Line:

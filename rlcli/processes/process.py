@@ -12,6 +12,7 @@ from rlcli.errors import ResourceError
 
 _SPARE = 16  # files for whatever else is opened meanwhile
 in_worker = False  # see `become_worker`
+ranks_beside = 0  # processes of a learner that need a core beside this one and its workers
 
 
 def become_worker() -> None:

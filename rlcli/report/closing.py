@@ -198,7 +198,8 @@ def _pace(spent: Mapping) -> str:
 
 def _memory(ledger: Mapping) -> str:
     process = ledger["process"]
-    text = f"process peak {figures.size(process['peak'])}{', sampled' if process.get('sampled') else ''}"
+    of = f"{process['ranks']} ranks, peak" if "ranks" in process else "process peak"
+    text = f"{of} {figures.size(process['peak'])}{', sampled' if process.get('sampled') else ''}"
     if planned := process.get("planned"):
         text += f" (planned {figures.size(planned)}, {100 * (process['peak'] - planned) / planned:+.1f} %)"
     saved = ledger["saved"]

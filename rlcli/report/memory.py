@@ -45,6 +45,7 @@ class MemoryReport:
     values: LargestPeak = field(default_factory=LargestPeak)
     expected: Expected = field(default_factory=Expected)
     process: ProcessPeak = field(default_factory=ProcessPeak)
+    others: Sequence[tuple[int, int]] = ()  # of a learner's other ranks: resident bytes now and at the peak
     _modules: Mapping[str, nn.Module] = field(default_factory=dict)
     _optimizer: Optimizer | None = None
     _layers: Sequence[LargestSaved] = ()
@@ -90,7 +91,7 @@ class MemoryReport:
         return {
             **{name: ledger.component(name).bytes for name in ledger.components()},
             **({"saved": ledger.saved} if ledger.entries else {}),
-            "rss": self.process.now,
+            "rss": self._resident()[0],
             **{name: nbytes for name, nbytes in stage.items() if nbytes is not None},
         }
 
@@ -111,8 +112,8 @@ class MemoryReport:
 
     def _measured(self) -> dict[str, dict]:
         """Return what is measured beside the ledger, and what the plan said of it, as the summary has them."""
-        expected, process, device = self.expected, self.process, self.values.device
-        planned = {"planned": expected.total, "imported": expected.imported, "workers": expected.workers}
+        expected, process, device, ranks = self.expected, self.process, self.values.device, 1 + len(self.others)
+        planned = {"imported": expected.imported, "workers": expected.workers}
         stages: dict[str, dict] = {
             "value_stage": {"planned": expected.values, "measured": self.values.bytes},
             "backward": {"planned": expected.saved, "measured": self._saved},
@@ -122,10 +123,16 @@ class MemoryReport:
             stages["backward"]["saved"] = expected.spared
         return {
             **stages,
-            "process": {"now": process.now, "peak": process.peak, "sampled": process.sampled}
-            | (planned if expected.total is not None else {}),
+            "process": dict(zip(("now", "peak"), self._resident(), strict=True))
+            | {"sampled": process.sampled}
+            | ({"ranks": ranks} if ranks > 1 else {})
+            | ({"planned": ranks * expected.total, **planned} if expected.total is not None else {}),
             "devices": {f"{device} peak": max(self._stages.values(), default=0)} if device.type == "cuda" else {},
         }
+
+    def _resident(self) -> list[int]:
+        """Return resident bytes, now and at the peak: of all ranks."""
+        return [sum(x) for x in zip((self.process.now, self.process.peak), *self.others, strict=True)]
 
     @property
     def _saved(self) -> int | None:

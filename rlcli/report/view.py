@@ -186,7 +186,8 @@ def measured_rows(summary: Mapping[str, Mapping]) -> list[MemoryRow]:
             if planned is not None:
                 rows.append(MemoryRow(_planned(planned, measured), None, planned))
     process = summary["process"]
-    label = "process RSS, sampled" if process.get("sampled") else "process RSS"
+    label = f"RSS of {process['ranks']} ranks" if "ranks" in process else "process RSS"
+    label += ", sampled" * bool(process.get("sampled"))
     rows.append(MemoryRow(label, process["now"], process["peak"]))
     if planned := process.get("planned"):
         rows.append(MemoryRow(_planned(planned, process["peak"]), None, planned))

@@ -17,8 +17,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli.data.files.checkpoint_reader import BUFFER, FOLDERS, STATE, TENSORS, gone, read_manifest, read_state
-from rlcli.data.files.disk import Disk, Stamp
+from rlcli.data.files.checkpoint_reader import BUFFER, RANK, STATE, TENSORS, gone, read_manifest, read_state
+from rlcli.data.files.checkpoint_reader import FOLDERS as FOLDERS
+from rlcli.data.files.disk import Disk, Stamp, stamp_of
 from rlcli.data.files.row_files import LiveRows, RowFiles
 from rlcli.data.files.sealed_folder import MANIFEST as MANIFEST
 from rlcli.data.files.state import flatten, non_finite
@@ -34,6 +35,7 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
     manifest: dict[str, Any]
     skipped: list[str]
+    whole: bool = True  # whether it holds what each rank of the learner has of its own
 
     @property
     def ranks(self) -> int:
@@ -52,8 +54,13 @@ def save(
     may_be_infinite: Sequence[str] = (),
     ring: LiveRows | None = None,
     disk: Disk | None = None,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Path:
-    """Write the next checkpoint, at `number` frames, a `ring`'s rows as files; keep the newest `keep` that verify."""
+    """Write the next checkpoint, at `number` frames, a `ring`'s rows as files; keep the newest `keep` that verify.
+
+    `rank` above 0: write what it has of its own, a part of the checkpoint that rank 0 of so many writes next.
+    """
     if keep < 2:
         raise ArgumentError("at least 2 checkpoints are kept", why=f"got keep={keep}")
     folder, disk = Path(folder), disk or Disk()
@@ -75,17 +82,37 @@ def save(
         "config": dict(config or {}),
         "versions": dict(versions or {}),
     }
-    rows = None if ring is None else RowFiles(ring, FOLDERS, folder, keep)
+    part, before = f"{RANK}{rank}" if rank else "", FOLDERS.paths(folder)
+    others = [f"{RANK}{other}" for other in range(1, ranks) if not rank]
+    lost = [name for name in others if _number(FOLDERS.draft(folder, name)) != number]
+    if lost and before:
+        who = " and ".join(name.replace("_", " ") for name in lost)
+        raise DamagedDataError(f"{who} saved no part of it", why="the checkpoint before it is whole, and stays")
+    before = [path / part for path in before]
+    rows = None if ring is None else RowFiles(ring, FOLDERS, before, keep)
     if rows is not None:
         about[BUFFER] = rows.about()
 
     def fill(path: Path) -> dict[str, Stamp]:
         stamps = {name: disk.write_file(path / name, chunks) for name, chunks in contents.items()}
-        return stamps if rows is None else {**stamps, **rows.write(path, about[BUFFER], disk)}
+        if rows is not None:
+            stamps |= rows.write(path, about[BUFFER], disk)
+        for name in () if lost else others:
+            disk.rename(FOLDERS.draft(folder, name), path / name)
+            stamps[f"{name}/{MANIFEST}"] = stamp_of(path / name / MANIFEST)
+        return stamps
 
     needed = sum(len(chunk) for chunks in contents.values() for chunk in chunks)
     needed += 0 if rows is None else rows.needed
-    return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk)
+    return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk, part=part, parts=others)
+
+
+def _number(part: Path) -> int | None:
+    """Return the frames that a rank's part is of; None where it has none, or not yet a whole one."""
+    try:
+        return read_manifest(part)["number"]
+    except DamagedDataError:
+        return None
 
 
 def make_room(folder: Path | str) -> list[Path]:
@@ -99,14 +126,14 @@ def named(text: PathLike[str] | str) -> Path | None:
     if not run or Path(text).is_dir() or not Path(run).is_dir():
         return None
     if word == "best":
-        if folders := list_checkpoints(Path(run) / BEST):
+        if folders := FOLDERS.paths(Path(run) / BEST):
             return folders[-1]
         raise ConfigError(
             "this run has kept no best checkpoint", where=run,
             why="run.keep_best=true keeps it, where run.eval_every says how often to evaluate",
             fix=f"Use {run}, its newest one.",
         )  # fmt: skip
-    frames = {str(read_manifest(path)["number"]): path for path in list_checkpoints(Path(run) / CHECKPOINTS)}
+    frames = {str(read_manifest(path)["number"]): path for path in FOLDERS.paths(Path(run) / CHECKPOINTS)}
     path = frames.get(word.replace("_", ""), Path(run) / CHECKPOINTS / word)
     if not (path / MANIFEST).exists():
         existing = ", ".join(f"{path.name} ({at} frames)" for at, path in frames.items())
@@ -117,7 +144,7 @@ def named(text: PathLike[str] | str) -> Path | None:
 def load_latest(folder: Path | str) -> Checkpoint:
     """Return the newest checkpoint that verifies, with a warning for each damaged one passed over."""
     skipped: list[str] = []
-    for path in reversed(list_checkpoints(Path(folder))):
+    for path in reversed(FOLDERS.paths(Path(folder))):
         try:
             loaded = load(path)
         except DamagedDataError as error:
@@ -130,13 +157,10 @@ def load_latest(folder: Path | str) -> Checkpoint:
 
 def latest_number(folder: Path | str) -> int:
     """Return the number of the newest checkpoint that verifies; raises as `load_latest`, warns of nothing."""
-    skipped: list[str] = []
-    for path in reversed(list_checkpoints(Path(folder))):
-        reason = verify(path)
-        if reason is None:
-            return read_manifest(path)["number"]
-        skipped.append(reason)
-    raise _none_of(folder, skipped)
+    path, skipped = FOLDERS.newest(Path(folder))
+    if path is None:
+        raise _none_of(folder, skipped)
+    return read_manifest(path)["number"]
 
 
 def newest(run: Run) -> Checkpoint:
@@ -160,8 +184,8 @@ def gone_before(loaded: Checkpoint) -> str | None:
     return None if loaded.skipped else gone(loaded.path)
 
 
-def load(path: Path | str) -> Checkpoint:
-    """One checkpoint, verified.
+def load(path: Path | str, rank: int = 0, ranks: int = 1) -> Checkpoint:
+    """One checkpoint, verified; with what another `rank` of so many saved in place of what rank 0 has of its own.
 
     Raises
     ------
@@ -170,21 +194,17 @@ def load(path: Path | str) -> Checkpoint:
     """
     path = Path(path)
     manifest = read_manifest(path)
-    return Checkpoint(path, read_state(path, manifest), manifest, [])
-
-
-def verify(path: Path | str) -> str | None:
-    """What is wrong with a checkpoint, in one sentence; None when it is whole. Loads nothing."""
-    return FOLDERS.verify(Path(path))
-
-
-def is_one(path: Path) -> bool:
-    return FOLDERS.sequence(path) >= 0
-
-
-def list_checkpoints(folder: Path | str) -> list[Path]:
-    """Return checkpoint folders, oldest first, whole or not."""
-    return FOLDERS.paths(Path(folder))
+    parts = FOLDERS.parts(manifest)
+    found = Checkpoint(path, read_state(path, manifest), manifest, [])
+    found = found._replace(whole=len(parts) == found.ranks - 1)
+    for part in () if rank else parts:
+        FOLDERS.check(path, f"{part}/{MANIFEST}", manifest)
+        FOLDERS.need_whole(path / part)
+    if rank and found.whole and found.ranks == ranks:
+        theirs = path / f"{RANK}{rank}"
+        own = read_state(theirs, read_manifest(theirs))
+        found.state.update(own | {"update": found.state["update"] | own["update"]})
+    return found
 
 
 def _none_of(folder: Path | str, damaged: list[str]) -> DamagedDataError | ResourceError:

@@ -5,7 +5,7 @@ runs/train/ppo_exact/2031-05-06_14-03-59_s1/
   run.json       id, verb, recipe, seed, overrides, command, packages, recipe_dirs, versions, git; what resumes changed
   config.json    the resolved config that is in force; resume reads this, and writes what it was asked to change
   git.diff       where the working tree differed from the commit
-  metrics.jsonl  episodes.csv  checkpoints/  ranks/  summary.json  report.md  lock
+  metrics.jsonl  episodes.csv  checkpoints/  summary.json  report.md  lock
 """
 
 from __future__ import annotations

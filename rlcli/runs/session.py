@@ -96,7 +96,7 @@ def _need_own(run: Run) -> None:
                 fix="Move that folder back into the run folder. The run folder itself may be a link, and "
                 "storage.scratch_dir keeps the rows of a new run elsewhere.",
             )  # fmt: skip
-    for parent in (run.path, run.path / BUFFER, run.path / SEGMENTS):
+    for parent in (run.path, *run.path.glob(f"{BUFFER}*"), run.path / SEGMENTS):
         for path in sorted(parent.iterdir()) if parent.is_dir() else ():
             if path.name != LOCK and path.is_file() and path.stat().st_nlink > 1:
                 from rlcli.data.files.disk import Disk
@@ -191,6 +191,8 @@ class Saver:
     minutes: float | None = None
     keep_best: bool = False
     buffer: ReplayBuffer | None = None
+    rank: int = 0  # of so many, whose state it is
+    ranks: int = 1
     _saved_at: int = 0
     _copy: CheckpointContent | None = None
     _began: float = field(default_factory=time.process_time)
@@ -242,7 +244,7 @@ class Saver:
             self.save(frames)
 
     def save(self, frames: int) -> None:
-        state, ring = {name: dict(part.state_dict()) for name, part in self.parts.items()}, None
+        state, ring = self._state(), None
         if self.buffer is not None:
             state["buffer"], ring = self.buffer.state_and_ring()
         state["random"] = random_streams.state()
@@ -256,16 +258,20 @@ class Saver:
             self._copy = live
             raise
 
+    def _state(self) -> dict[str, Any]:
+        return {name: dict(part.state_dict()) for name, part in self.parts.items()}
+
     def save_best(self, frames: int) -> None:
         """Save the present policy, without a buffer, as the best one (`RUN:best`)."""
         from rlcli.runs import checkpoint
 
-        state = {name: dict(part.state_dict()) for name, part in self.parts.items()}
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
-            checkpoint.save(self.run.path / BEST, state, number=frames, config=self.config, versions=self.versions)
+            checkpoint.save(
+                self.run.path / BEST, self._state(), number=frames, config=self.config, versions=self.versions
+            )
             checkpoint.make_room(self.run.path / BEST)
 
-    def _write(self, content: CheckpointContent) -> None:
+    def _write(self, content: CheckpointContent, rank: int | None = None) -> None:
         from rlcli.runs import checkpoint  # not before the first one is due
 
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
@@ -273,6 +279,7 @@ class Saver:
             checkpoint.save(
                 self.run.path / CHECKPOINTS, content.state, number=content.frames, keep=self.keep,
                 config=self.config, versions=self.versions, may_be_infinite=MAY_BE_INFINITE, ring=content.ring,
+                rank=self.rank if rank is None else rank, ranks=self.ranks,
             )  # fmt: skip
         self._saved_at, self._saved_when = content.frames, time.monotonic()
 
@@ -290,7 +297,7 @@ class Saver:
         began = time.thread_time()
         if not self._affords_copy() and (rows is None or self._cursor + self._longest <= rows.until):
             return
-        state = {name: dict(part.state_dict()) for name, part in self.parts.items()}  # a worker may be gone by now
+        state = self._state()  # a worker may be gone by now
         self._copy = rows = None  # its memory is used again
         state = {name: copied(part) for name, part in state.items()} | {"random": random_streams.state()}
         if ring is not None and self.buffer is not None:
@@ -322,7 +329,7 @@ class Saver:
             try:
                 self._write(content)
             except ResourceError:
-                if not checkpoint.make_room(self.run.path / CHECKPOINTS):
+                if self.rank or not checkpoint.make_room(self.run.path / CHECKPOINTS):
                     raise
                 self._write(content)
         except Exception as failure:

@@ -74,7 +74,7 @@ def test_killed_before_every_single_call(tmp_path, calls, every):
         assert found.manifest["number"] == (3 if renamed else 2) and is_good(found), text
         save(folder, 4)
         assert latest(folder).manifest["number"] == 4, text
-        assert sorted(folder.iterdir()) == checkpoint.list_checkpoints(folder), f"{text}: something is left over"
+        assert sorted(folder.iterdir()) == checkpoint.FOLDERS.paths(folder), f"{text}: something is left over"
         shutil.rmtree(folder)
 
 
@@ -107,7 +107,7 @@ def test_every_call_may_be_refused_and_the_old_one_stays(tmp_path, calls, error,
         found = latest(folder)
         assert found.manifest["number"] >= 2 and found.skipped == [] and is_good(found)
         save(folder, 4)
-        assert sorted(folder.iterdir()) == checkpoint.list_checkpoints(folder)
+        assert sorted(folder.iterdir()) == checkpoint.FOLDERS.paths(folder)
 
 
 def test_a_really_full_disk_keeps_the_old_checkpoint(tmp_path):
@@ -130,7 +130,7 @@ def test_a_really_full_disk_keeps_the_old_checkpoint(tmp_path):
 
 
 def is_passed_over(folder, path, text):
-    assert checkpoint.verify(path.parent), text
+    assert checkpoint.FOLDERS.verify(path.parent), text
     refused(DamagedDataError, path.name, lambda: checkpoint.load(path.parent))
     with pytest.warns(UserWarning, match=path.name):
         found = checkpoint.load_latest(folder)
@@ -142,7 +142,7 @@ def is_passed_over(folder, path, text):
 def test_a_flip_of_any_byte_in_any_file_is_found_and_the_one_before_is_taken(tmp_path, step):
     before(tmp_path)
     rng = np.random.default_rng(0)
-    newest = checkpoint.list_checkpoints(tmp_path)[-1]
+    newest = checkpoint.FOLDERS.paths(tmp_path)[-1]
     for path in sorted(newest.iterdir()):
         content = path.read_bytes()
         for at in range(int(rng.integers(step)), len(content), step):
@@ -154,7 +154,7 @@ def test_a_flip_of_any_byte_in_any_file_is_found_and_the_one_before_is_taken(tmp
 
 def test_a_file_cut_anywhere_grown_or_missing_is_found(tmp_path):
     before(tmp_path)
-    newest = checkpoint.list_checkpoints(tmp_path)[-1]
+    newest = checkpoint.FOLDERS.paths(tmp_path)[-1]
     for path in sorted(newest.iterdir()):
         content = path.read_bytes()
         for end in range(0, len(content), 7):

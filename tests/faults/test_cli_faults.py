@@ -396,7 +396,7 @@ WRONG = [
 @pytest.mark.parametrize(("part", "value"), WRONG)
 @pytest.mark.every(3)
 def test_a_checkpoint_with_a_fitting_seal_and_a_wrong_content_is_refused(rlcli, run, part, value):
-    for path in checkpoint.list_checkpoints(run / "checkpoints"):
+    for path in checkpoint.FOLDERS.paths(run / "checkpoints"):
         state = json.loads((path / "state.json").read_text())
         if value is None:
             del state[part]
@@ -558,7 +558,7 @@ def test_a_loss_that_is_not_finite_ends_with_6_and_the_weights_before_it(rlcli, 
     answer = rlcli("train", "run.dir=r", settings, "collector.frames_per_batch=64")
     is_a_sentence(answer, 6, "3 updates in a row were not finite", "The weights are those of the last good step")
     for path in open_run("r").checkpoints:
-        assert checkpoint.verify(path) is None
+        assert checkpoint.FOLDERS.verify(path) is None
 
 
 def test_a_nan_that_comes_late_leaves_the_good_checkpoint_and_is_counted(rlcli, monkeypatch):

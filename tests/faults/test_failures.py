@@ -169,7 +169,7 @@ def test_minutes_make_a_checkpoint_due_as_frames_do(rlcli, monkeypatch):
         SimpleNamespace(monotonic=lambda: float(next(clock)), thread_time=lambda: 0.0, process_time=lambda: 0.0),
     )
     assert rlcli("train", "run.dir=r", "run.checkpoint_every=10000", "run.checkpoint_minutes=5", "run.keep=9").code == 0
-    saved = [checkpoint.read_manifest(path)["number"] for path in checkpoint.list_checkpoints(Path("r/checkpoints"))]
+    saved = [checkpoint.read_manifest(path)["number"] for path in checkpoint.FOLDERS.paths(Path("r/checkpoints"))]
     assert 1 < len(saved) < 8 and saved[-1] == 1024
 
 
@@ -178,7 +178,7 @@ def test_on_a_full_disk_the_older_checkpoint_makes_room(rlcli, monkeypatch, tmp_
     at, folder = Disk.at, Path("r/checkpoints")
 
     def full(self, call, path):
-        there = checkpoint.list_checkpoints(folder)
+        there = checkpoint.FOLDERS.paths(folder)
         if path.name == "tensors.safetensors" and path.is_relative_to(folder) and len(there) == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         at(self, call, path)

@@ -34,8 +34,8 @@ SEED = 20_310_506  # of the moments; printed where a test fails, as part of its 
 
 def learned(folder) -> bytes:
     """Weights, optimizer, carriers, histories and random states of the newest checkpoint, as they lie on the disk."""
-    (newest,) = checkpoint.list_checkpoints(Path(folder) / "checkpoints")[-1:]
-    assert checkpoint.verify(newest) is None
+    (newest,) = checkpoint.FOLDERS.paths(Path(folder) / "checkpoints")[-1:]
+    assert checkpoint.FOLDERS.verify(newest) is None
     return (newest / "tensors.safetensors").read_bytes()
 
 
@@ -287,7 +287,7 @@ def test_a_second_ctrl_c_within_a_checkpoint_leaves_the_one_before(rlcli, monkey
 
         patch.setattr(Disk, "at", at)
         assert rlcli("train", "run.dir=r").code == 130
-    assert [path.name for path in checkpoint.list_checkpoints(Path("r/checkpoints"))] == ["checkpoint_000001"]
+    assert [path.name for path in checkpoint.FOLDERS.paths(Path("r/checkpoints"))] == ["checkpoint_000001"]
     assert rlcli("resume", "r").code == 0 and learned("r") == whole[0]
 
 
@@ -351,7 +351,7 @@ def test_killed_at_random_moments_a_run_goes_on_from_its_last_checkpoint(rlcli, 
         time.sleep(seconds * moments.uniform(0.3, 1.1))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        if not (Path(folder) / "run.json").exists() or not checkpoint.list_checkpoints(Path(folder) / "checkpoints"):
+        if not (Path(folder) / "run.json").exists() or not checkpoint.FOLDERS.paths(Path(folder) / "checkpoints"):
             continue  # nothing was acknowledged yet
         assert open_run(folder).status in ("interrupted", "done")
         answer = rlcli("resume", folder)
@@ -380,7 +380,7 @@ def test_killed_before_every_call_of_a_disk_a_run_goes_on(rlcli, whole, monkeypa
     for n in {*range(1, last, max(1, steps // 2)), last - 1, last}:
         code, _ = run_and_die(lambda report, n=n: run_with(StepsDisk(n), f"r{n}"))
         assert code == 77, f"step {n} of {steps}"
-        if checkpoint.list_checkpoints(Path(f"r{n}/checkpoints")):
+        if checkpoint.FOLDERS.paths(Path(f"r{n}/checkpoints")):
             assert rlcli("resume", f"r{n}").code == 0 and learned(f"r{n}") == whole[0], f"step {n} of {steps}"
 
 
@@ -537,7 +537,7 @@ def test_ten_real_processes_stopped_at_random_moments(tmp_path, whole, k):
     time.sleep(moments.uniform(0.2, 6.0))
     process.send_signal(moments.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGKILL]))
     process.communicate(timeout=60)
-    saved = checkpoint.list_checkpoints(tmp_path / "r" / "checkpoints")
+    saved = checkpoint.FOLDERS.paths(tmp_path / "r" / "checkpoints")
     if not saved:
         return
     again = command(tmp_path, "resume", "r")

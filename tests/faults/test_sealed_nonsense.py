@@ -117,7 +117,7 @@ def test_a_checkpoint_that_is_a_link_is_unlinked_and_never_followed(tmp_path):
     for number in (2, 3, 4):
         checkpoint.save(tmp_path / "c", {"weight": torch.ones(3)}, number=number)
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["checkpoint_000003", "checkpoint_000004"]
-    assert checkpoint.verify(tmp_path / "elsewhere") is None
+    assert checkpoint.FOLDERS.verify(tmp_path / "elsewhere") is None
 
 
 # ---- journals ------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def copied(finished, tmp_path, monkeypatch):
 
 def reseal(folder: Path, **parts) -> None:
     """Let the checkpoints of a run say something else in their manifests, under a seal that fits."""
-    for path in checkpoint.list_checkpoints(folder / "checkpoints"):
+    for path in checkpoint.FOLDERS.paths(folder / "checkpoints"):
         manifest = checkpoint.read_manifest(path)
         for name, change in parts.items():
             manifest[name].update(change)

@@ -447,7 +447,7 @@ def test_the_weights_of_the_best_evaluation_are_kept_and_named(run, monkeypatch)
     played = lambda self: evaluation.Evaluation(np.array([next(found)]), np.array([1]))  # noqa: E731
     monkeypatch.setattr(learner.Evaluator, "_play", played)
     run("run.dir=a", "run.eval_every=256", *BRIEF, "total_frames=768", "run.keep_best=true", "run.checkpoint_every=256")
-    (best,) = checkpoint.list_checkpoints(Path("a/best"))
+    (best,) = checkpoint.FOLDERS.paths(Path("a/best"))
     assert load("a:best").frames == checkpoint.load(best).manifest["number"] == 512 and load("a").frames == 768
     words = ["policy=checkpoint", "policy.path=a:best", "total_frames=64", "console=off", "run.dir=c"]
     collect(configure("collect", words), words)
@@ -468,12 +468,12 @@ def test_prune_lists_and_removes_older_checkpoints_of_finished_runs_alone(run, c
     summary = Path("runs/b/summary.json")
     summary.write_text(summary.read_text().replace('"done"', '"stopped"'))
     shutil.copytree("runs/a", "runs/0")
-    for path in checkpoint.list_checkpoints(Path("runs/0/checkpoints")):
+    for path in checkpoint.FOLDERS.paths(Path("runs/0/checkpoints")):
         (path / "state.json").write_text("{}")
     before = Path("runs/a/checkpoints"), Path("runs/b/checkpoints")
-    assert main(["prune"]) == 0 and [len(checkpoint.list_checkpoints(p)) for p in before] == [2, 2]
+    assert main(["prune"]) == 0 and [len(checkpoint.FOLDERS.paths(p)) for p in before] == [2, 2]
     assert "runs/a: 1 older checkpoint\n" in (said := capsys.readouterr().out) and "runs/b" not in said
     assert "skipped  runs/0: " in said  # none of its checkpoints verifies
     assert main(["prune", "runs", "runs/a", "--yes"]) == 0
-    assert [len(checkpoint.list_checkpoints(p)) for p in before] == [1, 2] and load("runs/a").frames == 512
+    assert [len(checkpoint.FOLDERS.paths(p)) for p in before] == [1, 2] and load("runs/a").frames == 512
     assert main(["prune"]) == 0 and "nothing to remove" in capsys.readouterr().out

@@ -4,6 +4,9 @@ import contextlib
 import copy
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -18,16 +21,17 @@ from rlcli.build import resume, train
 from rlcli.build.plan import plan
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
-from rlcli.errors import ConfigError, NumericsError, ResourceError, StoppedSafely
-from rlcli.jobs.ranks import Others
+from rlcli.errors import ConfigError, EnvError, NumericsError, ResourceError, StoppedSafely
 from rlcli.learning.gradient import GradientChoice
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.learning.ranks import Ranks
 from rlcli.modules import build_actor_critic
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE, ValueNorm
+from rlcli.processes import watchdog
 from rlcli.runs import checkpoint
 
+DQN = ["loss=dqn", "env.num=4", "collector.frames_per_batch=16", "collector.init_random_frames=1024"]
 SHORT = [
     "learner.world_size=2", "total_frames=4096", "collector.frames_per_batch=512",
     "sampler.batch_size=128", "run.eval_episodes=0", "console=off", "logger=none",
@@ -43,7 +47,7 @@ def together(work, size=2):
         options = gloo._Options()
         options._devices, options._timeout = [gloo.create_device(hostname="127.0.0.1")], timedelta(seconds=30)
         try:
-            results[rank] = work(Ranks(rank, size, {"cpu": gloo(store, rank, size, options)}))
+            results[rank] = work(Ranks(rank, size, {"cpu": gloo(store, rank, size, options)}, store))
         except Exception as error:
             results[rank] = error
 
@@ -210,6 +214,22 @@ def test_the_wait_for_another_rank_ends_where_the_run_is_to_stop():
     together(work)
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_rank_that_stands_still_is_named_with_what_is_waited_for(late, monkeypatch):
+    monkeypatch.setattr(watchdog, "SAY_AFTER", 0.2)
+    said, over = [], threading.Event()
+
+    def work(ranks):
+        if ranks.rank == late:
+            over.wait(20)
+        ranks.say = lambda text: (said.append(text), over.set())
+        ranks.add("epoch", torch.ones(1))
+
+    together(work, size=3)
+    (text,) = said
+    assert text.startswith(f"rank {late} of the learner stands still") and text.endswith("for its advantages")
+
+
 # ---- whole runs -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def run(tmp_path, monkeypatch):
@@ -223,26 +243,29 @@ def run(tmp_path, monkeypatch):
 
 
 def states(path):
-    return [checkpoint.load_latest(path / of / "checkpoints").state for of in ("", "ranks/1")]
+    newest = checkpoint.load_latest(path / "checkpoints").path
+    return [checkpoint.load(newest, rank, 2).state for rank in range(2)]
 
 
 @contextlib.contextmanager
-def signalled(number, sign):
-    """Send rank 1 a signal after rank 0's batch of that number; yield a list of its pid."""
-    after_batch, begin, seen, pids = Saver.after_batch, Others.begin, [], []
+def signalled(number, sign, error=None):
+    """Send rank 1 a signal after rank 0's batch of that number, or fail there; yield a list of its pid."""
+    after_batch, begin, seen, pids = Saver.after_batch, Saver.begin, [], []
 
-    def begun(self, index, *order):
-        pids.append(self.workers[index].pid)
-        begin(self, index, *order)
+    def begun(self, frames):
+        pids.extend(worker.pid for worker in self.of.end.__self__.workers)
+        begin(self, frames)
 
     def after(self, frames, **sound):
         seen.append(frames)
         if len(seen) == number:
             os.kill(pids[0], sign)
+            if error is not None:
+                raise error
         after_batch(self, frames, **sound)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Others, "begin", begun)
+        patch.setattr(Saver, "begin", begun)
         patch.setattr(Saver, "after_batch", after)
         yield pids
 
@@ -261,16 +284,24 @@ def same(a, b):
 
 
 def test_a_signal_to_any_rank_stops_all_and_a_resumed_run_is_the_same_to_the_bit(run):
+    """And so is one in which a rank failed: the others save what they had after the last whole batch.
+
+    Of one that was killed nothing can be saved: the run goes on from the checkpoint before.
+    """
     whole = run("run.dir=whole")
     with signalled(3, signal.SIGTERM) as pids, pytest.raises(StoppedSafely):
         run("run.dir=cut")
+    with signalled(3, 0, EnvError("broken")), refused(EnvError, "broken"):
+        run("run.dir=failed")
+    with signalled(7, signal.SIGKILL), refused(ResourceError, "rank 1 SIGKILL"):
+        run("run.dir=killed", "run.checkpoint_every=1024")
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    resumed = resume("cut")
-    for one, other in zip(states(whole.path), states(resumed.path), strict=True):
-        same(one, other)
-    assert [record["frames"] for record in resumed.metrics()] == [512 * k for k in range(1, 9)]
-    one, other = states(whole.path)
-    same(one["policy"], other["policy"])
+    for resumed in (resume("failed"), resume("killed"), resume("cut")):
+        for one, other in zip(states(whole.path), states(resumed.path), strict=True):
+            same(one, other)
+        assert [record["frames"] for record in resumed.metrics()] == [512 * k for k in range(1, 9)]
+    memory = whole.summary["memory"]["process"]
+    assert memory["ranks"] == 2 and 0.6 < memory["peak"] / memory["planned"] < 1.2  # rank 0 has pytest in it
     # another number of ranks goes on from the weights
     alone = resume("cut", ["learner.world_size=1", "total_frames=4608"])
     assert alone.summary["status"] == "done" and alone.metrics()[-1]["frames"] == 4608
@@ -287,16 +318,18 @@ def test_the_first_batches_of_all_ranks_are_one_process_s(run):
 
 
 def test_a_rank_that_is_killed_ends_all_with_its_cause(run):
+    """Where nothing was saved before, the weights go on."""
     with signalled(2, signal.SIGKILL), refused(ResourceError, "rank 1 SIGKILL"):
-        run("run.dir=killed")
-    assert resume("killed").summary["status"] == "done"
+        run("run.dir=killed", *DQN)
+    resumed = resume("killed")
+    assert resumed.summary["status"] == "done" and "begin anew" in resumed.summary["warnings"][0]["text"]
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["policy=gru", "sampler.batch_size=64", "value.normaliser=popart"],
-        ["loss=dqn", "env.num=4", "collector.frames_per_batch=16", "collector.init_random_frames=1024"],
+        DQN,
         pytest.param(["loss=ppo_kl", "loss.target_kl=0.01", "value.average_over=batch"], marks=pytest.mark.slow),
         pytest.param(["sampler=slice", "sampler.slice_len=16", "storage=tensor"], marks=pytest.mark.slow),
         pytest.param(["loss=a2c", "value.shifted=true"], marks=pytest.mark.slow),
@@ -305,11 +338,30 @@ def test_a_rank_that_is_killed_ends_all_with_its_cause(run):
     ids=lambda words: words[0],
 )
 def test_algorithms_of_two_ranks_end_with_the_same_weights(run, words):
-    """Ranks compare them at the last checkpoint; here, too."""
-    both = run("total_frames=2048", *words)
-    one, other = states(both.path)
-    same(one["policy"], other["policy"])
-    assert both.summary["status"] == "done"
+    """They compare them at the last checkpoint."""
+    assert run("total_frames=2048", *words).summary["status"] == "done"
+
+
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ranks_of_torchrun_are_those_of_one_command_to_the_bit(run, tmp_path, nodes):
+    """The second node sees no run folder: it sends its part of the checkpoint."""
+    words = ["total_frames=1024", "optim.epochs=2", *SHORT[:1], *SHORT[2:]]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = ["--master-addr=127.0.0.1", f"--master-port={free.getsockname()[1]}", f"--nnodes={nodes}"]
+    processes = []
+    for node in range(nodes):
+        (folder := tmp_path / str(node)).mkdir()
+        command = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--node-rank={node}"]
+        command += [f"--nproc-per-node={2 // nodes}", "-m", "rlcli", "train", *words, "run.dir=run"]
+        processes.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    for process in processes:
+        output, _ = process.communicate(timeout=180)
+        assert process.returncode == 0, output.decode()
+    alone = run(*words)
+    for one, other in zip(states(alone.path), states(tmp_path / "0" / "run"), strict=True):
+        same(one, other)
+    assert all(not [*(tmp_path / "1").iterdir()] for _ in range(1, nodes))
 
 
 @pytest.mark.slow
@@ -351,5 +403,9 @@ def test_what_does_not_fit_ranks_is_refused(words, named):
 def test_ranks_that_nobody_asked_for_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with refused(ConfigError, "learner.world_size=2"):
         configure("train", ["console=off"])
+    assert configure("train", SHORT).learner.world_size == 2
+    with refused(ConfigError, "storage=tensor has no meaning with ranks on several machines"):
+        configure("train", [*SHORT, "recipe=dqn_exact"])

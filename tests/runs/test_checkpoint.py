@@ -35,29 +35,29 @@ def test_state_comes_back_as_it_was_saved(tmp_path):
     assert back["policy"]["net.0.bias"].shape == (0,)
     assert back["update"]["state"][0]["step"] == 3 and back["update"]["lr"] == 1e-3
     assert back["loop"] == state()["loop"]
-    assert checkpoint.verify(path) is None
+    assert checkpoint.FOLDERS.verify(path) is None
     assert {p.name for p in path.iterdir()} == {"tensors.safetensors", "state.json", "manifest.json"}
 
 
 def test_newest_are_kept_and_older_taken_away(tmp_path):
     for i in range(5):
         checkpoint.save(tmp_path, state(i), number=100 * i, keep=3)
-    assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == [f"checkpoint_{i:06d}" for i in (3, 4, 5)]
+    assert [p.name for p in checkpoint.FOLDERS.paths(tmp_path)] == [f"checkpoint_{i:06d}" for i in (3, 4, 5)]
     assert checkpoint.load_latest(tmp_path).manifest["number"] == 400
     assert checkpoint.latest_number(tmp_path) == 400
-    assert sorted(tmp_path.iterdir()) == checkpoint.list_checkpoints(tmp_path)
+    assert sorted(tmp_path.iterdir()) == checkpoint.FOLDERS.paths(tmp_path)
 
 
 def test_the_run_folder_lists_them_in_the_same_order(tmp_path):
     for i in range(3):
         checkpoint.save(tmp_path / "checkpoints", state(), number=1000 - i)
-    assert Run(tmp_path).checkpoints == checkpoint.list_checkpoints(tmp_path / "checkpoints")
+    assert Run(tmp_path).checkpoints == checkpoint.FOLDERS.paths(tmp_path / "checkpoints")
 
 
 def test_a_damaged_checkpoint_is_passed_over_loudly_and_never_pushes_a_good_one_out(tmp_path):
     for i in range(3):
         checkpoint.save(tmp_path, state(i), number=i, keep=3)
-    for path in checkpoint.list_checkpoints(tmp_path)[1:]:
+    for path in checkpoint.FOLDERS.paths(tmp_path)[1:]:
         file = path / "tensors.safetensors"
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.warns(UserWarning, match=r"tensors\.safetensors.*bytes"):
@@ -68,7 +68,7 @@ def test_a_damaged_checkpoint_is_passed_over_loudly_and_never_pushes_a_good_one_
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert checkpoint.load_latest(tmp_path).manifest["number"] == 9
-    good = [p for p in checkpoint.list_checkpoints(tmp_path) if checkpoint.verify(p) is None]
+    good = [p for p in checkpoint.FOLDERS.paths(tmp_path) if checkpoint.FOLDERS.verify(p) is None]
     assert len(good) == 2
 
 
@@ -116,7 +116,7 @@ def test_a_manifest_of_another_version_is_named(tmp_path):
     path = checkpoint.save(tmp_path, state(), number=1)
     manifest = checkpoint.read_manifest(path)
     (path / "manifest.json").write_bytes(sealed_folder.sealed({**manifest, "version": 99}))
-    assert "99" in checkpoint.verify(path)
+    assert "99" in checkpoint.FOLDERS.verify(path)
 
 
 def test_a_file_name_that_leaves_the_folder_is_never_opened(tmp_path):
@@ -134,7 +134,7 @@ def test_reformatted_manifest_is_found_even_if_it_means_the_same(tmp_path):
     path = checkpoint.save(tmp_path, state(), number=1)
     file = path / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text())))
-    assert "altered" in checkpoint.verify(path)
+    assert "altered" in checkpoint.FOLDERS.verify(path)
 
 
 def test_arrays_and_random_states_keep_their_kind(tmp_path):

@@ -2,6 +2,7 @@
 
 ```
 checkpoint_000007/   tensors.safetensors   state.json   manifest.json   rows-00000000.bin ...
+            rank_1/  the same, of another rank of a learner: what it has of its own
 ```
 The rows of a buffer are files of their own (`rlcli.data.files.row_files`): in the state stands who reads them. What the
 rest means is for those who saved it. Bytes and JSON only: reading runs nothing.
@@ -14,24 +15,25 @@ from typing import Any
 
 from rlcli.config.run_files import CHECKPOINTS, SUMMARY, read_run_file, saved_frames
 from rlcli.data.files.row_files import ABOUT, NAMES, SavedRows, check_rows
-from rlcli.data.files.sealed_folder import SealedFolders
+from rlcli.data.files.sealed_folder import MANIFEST, SealedFolders
 from rlcli.data.files.state import restore
 from rlcli.data.files.tensors import decode
 from rlcli.typed import Misfit, mapping, parsed, record, some, text, whole
 
 FORMAT, VERSION = "rlcli-checkpoint", 4
-TENSORS, STATE, BUFFER = "tensors.safetensors", "state.json", "buffer"
+TENSORS, STATE, BUFFER, RANK = "tensors.safetensors", "state.json", "buffer", "rank_"
 
 
 def _check(manifest: dict[str, Any]) -> None:
-    if manifest["files"].keys() != {TENSORS, STATE} | _row_files(manifest):
+    parts = {f"{part}/{MANIFEST}" for part in FOLDERS.parts(manifest)}
+    if manifest["files"].keys() != {TENSORS, STATE} | _row_files(manifest) | parts:
         raise Misfit(f"files other than {TENSORS}, {STATE} and rows are named", "files")
     if BUFFER in manifest:
         check_rows(manifest[BUFFER], manifest["files"])
 
 
 FOLDERS = SealedFolders(
-    "checkpoint", "checkpoint", FORMAT, VERSION, rf"tensors\.safetensors|state\.json|{NAMES}",
+    "checkpoint", "checkpoint", FORMAT, VERSION, rf"tensors\.safetensors|state\.json|{NAMES}|{RANK}[1-9]\d*/{MANIFEST}",
     {"number": whole(), "config": mapping(), "versions": mapping(text())}, {BUFFER: record(**ABOUT)}, _check,
 )  # fmt: skip
 

@@ -52,7 +52,7 @@ def dump(
     storage, disk = ring.storage, disk or Disk()
     state = encode_state({"ring": ring.state_dict(), "extra": dict(extra or {})})
     storage.commit(ring.content)
-    files = RowFiles(ring, FOLDERS, Path(folder), keep)
+    files = RowFiles(ring, FOLDERS, FOLDERS.paths(Path(folder)), keep)
     about = {"created": datetime.now().astimezone().isoformat(timespec="seconds"), **files.about()}
 
     def fill(path: Path) -> dict[str, Stamp]:

@@ -91,10 +91,10 @@ class RowFile(NamedTuple):
 class RowFiles:
     """Write the files of a ring's rows as they are now; use at once, while nothing can be written."""
 
-    def __init__(self, ring: LiveRows, folders: SealedFolders, folder: Path, keep: int) -> None:
+    def __init__(self, ring: LiveRows, folders: SealedFolders, before: list[Path], keep: int) -> None:
         self.storage = ring.storage
         self._plan = list(_plan(ring))
-        self._before, self._path = _earlier(folders, folders.paths(folder)[: -1 if keep > 1 else None])
+        self._before, self._path = _earlier(folders, before[: -1 if keep > 1 else None])
         self._segments = segments = self.storage.full_segments()
         width = width_of(self.storage.fields)
         new = [

@@ -4,7 +4,8 @@
 checkpoint_000007/   tensors.safetensors   state.json   manifest.json
 .tmp_000008_4711/    one being written, or what a crash left of it
 ```
-Whoever writes or reads a folder holds it, where the file system has locks: it is not taken away meanwhile.
+Whoever writes or reads a folder holds it, where the file system has locks: it is not taken away meanwhile. A folder may
+have parts, folders of the same kind in it, which other processes have written beside it.
 Order: folder, files, sync, manifest (size and checksum of each file, and what the owner says of them), sync, rename,
 sync of the parent. The newest that verifies is the latest. What the files mean is the owner's affair.
 """
@@ -52,13 +53,21 @@ class SealedFolders:
         needed: int,
         keep: int,
         disk: Disk,
+        part: str = "",
+        parts: Collection[str] = (),
     ) -> Path:
-        """Add a folder filled by `fill` (`needed` bytes), and delete all but the newest `keep` that verify."""
+        """Add a folder filled by `fill` (`needed` bytes), and delete all but the newest `keep` that verify.
+
+        `part`: write a part of the next instead, for whoever adds that, and names it among the `parts` of it.
+        """
         taken = (self.sequence(path) for path in (folder.iterdir() if folder.is_dir() else ()))
         sequence = max((*taken, 0)) + 1
-        temporary = folder / f"{_TEMPORARY}{sequence:06d}_{os.getpid()}"
+        temporary = self.draft(folder, part or f"{sequence:06d}_{os.getpid()}")
         disk.make_folder(folder)
-        self._clear(folder, disk)
+        if part:
+            disk.remove(temporary)
+        else:
+            self._clear(folder, disk, {self.draft(folder, name) for name in parts})
         disk.require(folder, needed)
         lock = None
         try:
@@ -69,6 +78,8 @@ class SealedFolders:
             self._need_readable(manifest)
             disk.write_file(temporary / MANIFEST, [sealed(manifest)])
             disk.sync_folder(temporary)
+            if part:
+                return temporary
             path = folder / f"{self.prefix}_{sequence:06d}"
             disk.rename(temporary, path)
         except BaseException:
@@ -79,7 +90,7 @@ class SealedFolders:
         finally:
             if lock is not None:
                 os.close(lock)
-        self.prune(folder, keep, disk, {_inode(file) for file in path.iterdir()})
+        self.prune(folder, keep, disk, {_inode(file) for file in path.rglob("*")})
         return path
 
     def paths(self, folder: Path) -> list[Path]:
@@ -134,12 +145,26 @@ class SealedFolders:
         `known`: files of which only the size is looked at: their bytes were seen a moment ago.
         """
         try:
-            manifest = self.manifest(path)
-            for name in manifest["files"]:
-                self.check(path, name, manifest, known)
+            self.need_whole(path, known)
         except DamagedDataError as error:
             return str(error)
         return None
+
+    def need_whole(self, path: Path, known: Collection[tuple[int, int]] = ()) -> None:
+        """Raise DamagedDataError where one, or a part of it, is not what was written; `known`: see `verify`."""
+        manifest = self.manifest(path)
+        for name in manifest["files"]:
+            self.check(path, name, manifest, known)
+        for part in self.parts(manifest):
+            self.need_whole(path / part, known)
+
+    def parts(self, manifest: Mapping[str, Any]) -> list[str]:
+        """Return the names of the parts in one."""
+        return [name.removesuffix(f"/{MANIFEST}") for name in manifest["files"] if "/" in name]
+
+    def draft(self, folder: Path, name: str) -> Path:
+        """Return where one, or a part of it, is written before it has its place."""
+        return folder / f"{_TEMPORARY}{name}"
 
     def newest(self, folder: Path) -> tuple[Path | None, list[str]]:
         """Return the newest in a folder that is whole, and what is wrong with each newer one, in a sentence."""
@@ -210,10 +235,10 @@ class SealedFolders:
                 good += self.verify(path, known) is None
         return gone
 
-    def _clear(self, folder: Path, disk: Disk) -> None:
+    def _clear(self, folder: Path, disk: Disk, parts: Collection[Path]) -> None:
         """Clear away what crashes left behind."""
         for path in folder.iterdir():
-            if path.name.startswith((_TEMPORARY, _OLD)) and not _is_held(path):
+            if path.name.startswith((_TEMPORARY, _OLD)) and path not in parts and not _is_held(path):
                 disk.remove(path)
 
 
