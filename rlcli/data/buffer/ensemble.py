@@ -56,7 +56,7 @@ class ReplayBufferEnsemble:
         Of whole samples.
     prefetch : int, optional
         Samples that a thread makes ahead; those that are not handed out are drawn again, and with them what somebody
-        else drew from a member since. Threads of members then make none, and what members hold ready comes first.
+        else drew from a member since. Threads of members then make none, and what they had ready comes first.
     seed : int, optional
         Of the choice of members.
 
@@ -243,7 +243,7 @@ class ReplayBufferEnsemble:
         last = any(part.last for _, part in drawn)
         if self._ahead is None:
             return Sampled(batch, info, last, size)
-        again = [(i, part if part.position is None else part._replace(batch=None, info={})) for i, part in drawn]
+        again = [(i, part._replace(batch=None, info={})) for i, part in drawn]
         return Sampled(batch, info, last, size, (random, again))
 
     def _joined(self, drawn: Sequence[tuple[int, Sampled]]) -> tuple[Any, dict[str, Tensor]]:
@@ -290,9 +290,9 @@ class ReplayBufferEnsemble:
     def _with_member(self, member: int, part: Sampled) -> Any:
         """Return a sample of a member that says which one it is of."""
         batch = part.batch
+        if part.drawn:  # a buffer's own `sample` may keep what it gave
+            batch = batch.copy()
         if isinstance(self.buffers[member], TensorDictReplayBuffer) and isinstance(batch, TensorDictBase):
-            if part.position is None:  # taken back, it is handed out again
-                batch = batch.copy()
             for each in batch.tensordicts if isinstance(batch, LazyStackedTensorDict) else [batch]:
                 index = each.get(INDEX)
                 places = {BUFFER_IDS: torch.full_like(index, member), INDEX: index}

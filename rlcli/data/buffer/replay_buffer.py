@@ -54,8 +54,8 @@ class ReplayBuffer:
         ``[N]`` from the others.
     prefetch : int, optional
         Samples that a thread makes ahead. They do not see what is written after they were made, and how many those
-        are depends on the thread: runs with writes between samples are not the same bit for bit. A state holds them,
-        and a buffer that takes it over hands them out first, whatever its own `prefetch`.
+        are depends on the thread: runs with writes between samples are not the same bit for bit. Those that are not
+        handed out are drawn again: after a state or dump was made, another transform, a sample of another size.
     pin_memory : bool
         Samples lie in pinned memory, from which copies to a GPU need not wait.
     device : torch device, optional
@@ -259,12 +259,12 @@ class ReplayBuffer:
         try:
             batch, known = self.sample(size, return_info=True) if info else (self.sample(size), {})
         except BaseException:
-            self.stream.take_back(Sampled(None, {}, False, size, since=-1, drawn=tuple(noted)))
+            self.stream.take_back(Sampled(None, {}, False, size, drawn=tuple(noted)))
             raise
         finally:
             del self._noted[threading.get_ident()]
         last = any(one.last for one in noted) if noted else self.sampler.ran_out
-        return Sampled(batch, known, last, size, since=-1, drawn=tuple(noted))
+        return Sampled(batch, known, last, size, drawn=tuple(noted))
 
     def __iter__(self) -> Iterator[Any]:
         """Samples to the end of an epoch, which begins here; without end where the sampler draws with replacement."""
@@ -390,7 +390,7 @@ class ReplayBuffer:
         return SavedParts(self.ring, self.sampler, self._transforms)
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows and all that decides later samples, those made ahead included: tensors and plain values."""
+        """Rows and all that decides later samples, as tensors and plain values; samples made ahead are drawn again."""
         return self._state(columns=True)
 
     def state_and_ring(self, held: HeldRows | None = None) -> tuple[dict[str, Any], LiveRows | None]:
@@ -426,15 +426,13 @@ class ReplayBuffer:
             return HeldRows.of(self.ring, state, spare)
 
     def _state(self, *, columns: bool) -> dict[str, Any]:
-        with self.stream.ready() as ahead:
-            state = {**self._saved.state(columns=columns), "ahead": [sampled.state() for sampled in ahead]}
-        return state | {"ahead_size": ahead[0].size} if ahead else state
+        with self.stream.stopped():
+            return self._saved.state(columns=columns)
 
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""
         with self._lock:
             self._saved.check(state)
-            self.stream.read_ahead(state)
             self._saved.need_fit(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -442,24 +440,17 @@ class ReplayBuffer:
 
         A state that is refused changes nothing. Where the memory or the disk gives out while its rows are written, the
         buffer is empty.
-
-        Samples that the other one made ahead come first. Nobody draws them again where they are thrown away here: by a
-        sample of another size, a new iteration, another transform, sampler, seed, state or dump, by a dump that is
-        written, by `empty` and `close`.
         """
         with self.stream.stopped():
             self._saved.check(state)
-            ahead = self.stream.read_ahead(state)
             self._saved.load(state)
             self.stream.moved()
-            self.stream.keep(ahead)
 
     def dumps(self, folder: Path | str) -> Path:
         """Write the rows, and all that decides later samples, into a new folder within this one; its path.
 
         The dump that was there before is taken away once the new one is complete. Samples that were made ahead are not
-        written: this buffer draws them again, and so does one that loads the dump. Those that came with a state
-        (`load_state_dict`) and were not handed out are lost.
+        written: this buffer draws them again, and so does one that loads the dump.
 
         Raises
         ------
