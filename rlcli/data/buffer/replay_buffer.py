@@ -518,10 +518,7 @@ class ReplayBuffer:
 
     def _follow(self) -> None:
         """Read on in what the writer published."""
-        restarted, count = self.ring.follow()
-        if restarted:
-            self.sampler.empty()
-        if count:
+        if count := self.ring.follow():
             self.sampler.extended(self.ring, count)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

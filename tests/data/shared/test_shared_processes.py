@@ -22,9 +22,9 @@ from shared_worlds import (
 )
 
 from rlcli.data import LazyMemmapStorage, ReplayBuffer, ReplayBufferEnsemble
+from rlcli.data.shared import row_log
 from rlcli.data.shared.region import RingFolder, place, sweep
-from rlcli.data.shared.shared_rows import SharedRows, SideFile
-from rlcli.data.storages.segment import Segment
+from rlcli.data.shared.row_log import LogWriter, RowLog
 from rlcli.errors import ResourceError
 
 
@@ -133,7 +133,7 @@ def kills(count, seed):
                 rows = rb[i][:]  # nobody blocks, nothing that was published is gone
                 check_rows(rows, i)
                 assert len(rows) == min(150, published)
-                assert rb[i].ring.rows.total == published
+                assert rb[i].ring.followed == published
                 assert rows["observation"][:, 1].max() <= lives[i]
                 lives[i] += 1
                 live(i)
@@ -157,13 +157,12 @@ def test_300_kills(seed):
 
 
 STEPS = [  # what a writer does to files and memory, in the order of one write
-    (Segment, "made"),
-    (SharedRows, "write"),
-    (SharedRows, "mark"),
-    (SideFile, "write"),
+    (LogWriter, "write"),
+    (RowLog, "_open"),
+    (RowLog, "_part"),
     (RingFolder, "declare"),
     (RingFolder, "publish"),
-    (SharedRows, "_remove"),
+    (LogWriter, "drop"),
 ]
 
 
@@ -185,10 +184,9 @@ def dies_after(calls, after, writer, lengths):
 
         return called
 
+    row_log._LEAST, row_log._WRITES = 1, 2  # writes of a file
     for owner, name in STEPS:
-        kept = owner.__dict__[name]
-        new = watched(getattr(owner, name)) if isinstance(kept, classmethod) else watched(kept)
-        setattr(owner, name, staticmethod(new) if isinstance(kept, classmethod) else new)
+        setattr(owner, name, watched(getattr(owner, name)))
     start = 0
     for length in lengths:
         writer.extend(batch(5, calls, start, 1, length)[0])
