@@ -26,7 +26,7 @@ from rlcli.data.buffer.stream import Prefetcher, Sampled, forked
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream
-from rlcli.data.samplers.sampler import learned_from, uniform
+from rlcli.data.samplers.sampler import learned_from
 from rlcli.data.shared import RegionWriter
 from rlcli.data.storages.list_storage import collate
 from rlcli.errors import ArgumentError, MissingKeyError
@@ -98,7 +98,7 @@ class ReplayBufferEnsemble:
         self.random = RandomStream(seed)
         self._lock = threading.RLock()
         self._transforms = Transforms()
-        self._ahead: Prefetcher[Sampled] | None = None
+        self._ahead: Prefetcher | None = None
         if prefetch:
             self._ahead = Prefetcher(
                 self._draw, arguments.count("prefetch", prefetch), lambda sampled: self._take_back(*sampled.position)
@@ -229,7 +229,7 @@ class ReplayBufferEnsemble:
             random = self.random.state.copy()
             members: Any = range(len(self.buffers))
             if not self.sample_from_all:
-                members = np.searchsorted(self._below, uniform(self.random, self.drawn), side="right")
+                members = np.searchsorted(self._below, self.random.random(self.drawn), side="right")
         self._transforms.need_order(*(buffer.sampler for buffer in self.buffers))
         drawn: list[tuple[int, Sampled]] = []
         try:
@@ -242,9 +242,9 @@ class ReplayBufferEnsemble:
             raise
         last = any(part.last for _, part in drawn)
         if self._ahead is None:
-            return Sampled(batch, info, last, size)
+            return Sampled(batch, info, last)
         again = [(i, part._replace(batch=None, info={})) for i, part in drawn]
-        return Sampled(batch, info, last, size, (random, again))
+        return Sampled(batch, info, last, (random, again))
 
     def _joined(self, drawn: Sequence[tuple[int, Sampled]]) -> tuple[Any, dict[str, Tensor]]:
         """Return the samples of members as one, and what is known beside it."""

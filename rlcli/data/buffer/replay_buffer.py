@@ -259,12 +259,12 @@ class ReplayBuffer:
         try:
             batch, known = self.sample(size, return_info=True) if info else (self.sample(size), {})
         except BaseException:
-            self.stream.take_back(Sampled(None, {}, False, size, drawn=tuple(noted)))
+            self.stream.take_back(Sampled(None, {}, False, drawn=tuple(noted)))
             raise
         finally:
             del self._noted[threading.get_ident()]
         last = any(one.last for one in noted) if noted else self.sampler.ran_out
-        return Sampled(batch, known, last, size, drawn=tuple(noted))
+        return Sampled(batch, known, last, drawn=tuple(noted))
 
     def __iter__(self) -> Iterator[Any]:
         """Samples to the end of an epoch, which begins here; without end where the sampler draws with replacement."""

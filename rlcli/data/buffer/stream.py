@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,25 +22,22 @@ from rlcli.data.fields import nested
 from rlcli.data.samplers.sampler import Draw, Sampler, need_draw, need_rows
 from rlcli.errors import ArgumentError
 
-Item = TypeVar("Item")
-
 
 class Sampled(NamedTuple):
-    """Hold a sample, what is known beside it, whether it ends an epoch, and the batch size asked for."""
+    """Hold a sample, what is known beside it, and whether it ends an epoch."""
 
     batch: Any
     info: dict[str, Any]
     last: bool
-    size: int
     position: Any = None  # of what draws, before this was drawn
     since: int = -1  # see `SampleStream.moved`
     drawn: tuple[Any, ...] = ()  # what a buffer's own `sample` made it of, in order: that is taken back in its place
 
 
-class Prefetcher(Generic[Item]):
-    """Keep `depth` items ready, made by one thread in the order of the random stream."""
+class Prefetcher:
+    """Keep `depth` samples ready, made by one thread in the order of the random stream."""
 
-    def __init__(self, make: Callable[[int], Item], depth: int, undo: Callable[[Item], None]) -> None:
+    def __init__(self, make: Callable[[int], Sampled], depth: int, undo: Callable[[Sampled], None]) -> None:
         self._make, self._depth, self._undo = make, depth, undo
         self.in_child()
 
@@ -48,11 +45,11 @@ class Prefetcher(Generic[Item]):
         """Forget what is ready, and who holds the lock: in a forked child these are the parent's."""
         self._size = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
-        self._waiting: deque[Future[Item]] = deque()
-        self.lock = threading.RLock()  # of whoever takes or discards items; the thread that makes them does without
+        self._waiting: deque[Future[Sampled]] = deque()
+        self.lock = threading.RLock()  # of whoever takes or discards samples; the thread that makes them does without
 
-    def next(self, size: int, *, ahead: bool = True) -> Item:
-        """Return the oldest item of this batch size, or raise what its thread raised; `ahead`: go on making items."""
+    def next(self, size: int, *, ahead: bool = True) -> Sampled:
+        """Return the oldest sample of this batch size, or raise what its thread raised; `ahead`: go on making some."""
         with self.lock:
             if size != self._size:
                 self.drop()
@@ -62,13 +59,13 @@ class Prefetcher(Generic[Item]):
             if not self._waiting:
                 return self._make(size)
             try:
-                item = self._waiting.popleft().result()
+                sample = self._waiting.popleft().result()
             except BaseException:
                 self.drop()
                 raise
             if ahead:
                 self._fill()
-            return item
+            return sample
 
     def _fill(self) -> None:
         while len(self._waiting) < self._depth:
@@ -79,18 +76,18 @@ class Prefetcher(Generic[Item]):
         with self.lock:
             running = [future for future in self._waiting if not future.cancel()]
             self._waiting.clear()
-            for item in reversed([future.result() for future in running if future.exception() is None]):
-                self._undo(item)
+            for sample in reversed([future.result() for future in running if future.exception() is None]):
+                self._undo(sample)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop inside: nothing is ready and nobody makes any, so what items depend on may change."""
+        """Stop inside: nothing is ready and nobody makes any, so what samples depend on may change."""
         with self.lock:
             self.drop()
             yield
 
     def close(self) -> None:
-        """End the thread; whoever asks later makes the item itself."""
+        """End the thread; whoever asks later makes the sample itself."""
         with self.lock:
             self._depth = 0
             self.drop()
@@ -191,9 +188,9 @@ class SampleStream:
             if self._pin or self._device is not None:
                 batch = self._placed(batch)
         except BaseException:
-            self._undraw(Sampled(None, info, last, size, position, since))
+            self._undraw(Sampled(None, info, last, position, since))
             raise
-        return Sampled(batch, info, last, size, position, since)
+        return Sampled(batch, info, last, position, since)
 
     def read(self, draw: Draw, info: dict[Any, Tensor] | None = None) -> Any:
         """Read what a sampler chose, with its marks and what is known of it; under the lock."""

@@ -453,7 +453,7 @@ def test_the_priorities_of_padding_are_nobodys():
         assert not mask.all()
         sample["td_error"] = torch.where(mask, sample["index"] + 1.0, 0.0)
         rb.update_tensordict_priority(sample)
-        priorities, seen = sampler.priorities._tree.priorities, sample["index"][mask]
+        priorities, seen = sampler._tree.priorities, sample["index"][mask]
         assert torch.equal(torch.from_numpy(priorities[seen.numpy()]), seen + 1.0)
 
 
