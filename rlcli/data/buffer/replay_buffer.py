@@ -69,7 +69,7 @@ class ReplayBuffer:
     codes : bool
         Small keys are stored in as few bytes as they need, see `Ring`.
     shared : bool
-        Rows lie in memory that processes share: one process writes them (`writer`), this one samples. Pickled, the
+        Another process writes (`writer`), this one keeps the rows and samples, and neither waits. Pickled, the
         buffer arrives as its writer.
 
     Raises
@@ -109,7 +109,7 @@ class ReplayBuffer:
         if generator is not None:
             chosen.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
         size = chosen.batch_size() if batch_size is None else arguments.count("batch_size", batch_size)
-        self._lock: Gate = self.ring.gate(self._follow) if shared else Gate()
+        self._lock = Gate(self._follow if shared else None)
         self._transforms = Transforms(self.ring)
         self._noted: dict[int, list[Sampled]] = {}  # thread -> what `sample` gave it while `drawn` asks for it
         self.stream = SampleStream(

@@ -232,23 +232,33 @@ class SampleStream:
 
 # ---- the buffer's lock, which nobody passes once the buffer is closed ----------------------------------------------
 class Gate:
-    """Lock reentrantly; who waits for it while it is `closed`, by whoever holds it, gets an error."""
+    """Lock reentrantly; who waits for it while it is `closed`, by whoever holds it, gets an error.
 
-    def __init__(self) -> None:
-        self._lock, self.closed = threading.RLock(), False
+    `catch_up`, a method that is not kept alive, is called first by whoever passes.
+    """
+
+    def __init__(self, catch_up: Callable[[], None] | None = None) -> None:
+        self.closed = False
+        self._catch_up = None if catch_up is None else weakref.WeakMethod(catch_up)
+        self.in_child()
         forked.add(self)
 
     def in_child(self) -> None:
         """Make a new lock after a fork: a thread of the parent, which is not here, may have held it."""
-        self._lock = threading.RLock()
+        self._lock, self._inside = threading.RLock(), 0
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self.closed:
-            self._lock.release()
-            self.check()
+        if self.closed or self._catch_up is not None:
+            try:
+                self.check()
+            except BaseException:
+                self._lock.release()
+                raise
+        self._inside += 1
 
     def __exit__(self, *_: object) -> None:
+        self._inside -= 1
         self._lock.release()
 
     def check(self) -> None:
@@ -258,6 +268,10 @@ class Gate:
                 "the buffer is closed",
                 fix="Make a new one; rows in a scratch_dir come back with LazyMemmapStorage(..., resume=True).",
             )
+        if self._catch_up is not None:
+            with self._lock:
+                if not self._inside and not self.closed and (catch_up := self._catch_up()) is not None:
+                    catch_up()
 
 
 forked: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -54,10 +54,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return parts
 
     def writer(self) -> RegionWriter:
-        from rlcli.data.shared import RegionWriter
-
         writer = super().writer()
-        return RegionWriter(writer.place, self.priority_key) if self.sampler.has_priorities else writer
+        writer.without = self.priority_key if self.sampler.has_priorities else None
+        return writer
 
     def update_tensordict_priority(self, sample: TensorDictBase) -> None:
         """Give the rows of a sample the priorities that it now holds under `priority_key`.

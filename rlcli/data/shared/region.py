@@ -26,7 +26,6 @@ import shutil
 import tempfile
 import threading
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +114,6 @@ LAYOUT, WORDS = "layout.json", "words"
 _CURSOR, _CLOSED = 0, 64  # bytes; a cache line each
 
 
-@dataclass(frozen=True)
-class RingAddress:
-    """Tell another process where a region is, and what its ring is like."""
-
-    folder: str
-    max_size: int
-    ndim: int
-
-
 class RingFolder:
     """Hold the words and the layout of a folder; `make`: it is new."""
 
@@ -182,7 +172,12 @@ LOCK = "writer"
 class RegionWriter:
     """Writes one region, from one process at a time; pickled or forked, it is another process's to use.
 
-    `without`: refuse batches with this key: they would say something that only the owner can hear.
+    Parameters
+    ----------
+    folder, max_size, ndim
+        Of the region, and of the storage that its owner keeps the rows in.
+    without : key, optional
+        Batches with this key are refused: they would say something that only the owner can hear.
 
     Examples
     --------
@@ -190,8 +185,8 @@ class RegionWriter:
     ...     writer.extend(batch)
     """
 
-    def __init__(self, place: RingAddress, without: Key | None = None) -> None:
-        self.place, self.without = place, without
+    def __init__(self, folder: str, max_size: int, ndim: int, without: Key | None = None) -> None:
+        self.folder, self.max_size, self.ndim, self.without = folder, max_size, ndim, without
         self._forget()
 
     def _forget(self) -> None:
@@ -202,7 +197,7 @@ class RegionWriter:
         self._layout, self._takes_over = NOTHING, False  # and whether the next write comes after another writer's
 
     def __reduce__(self) -> tuple:
-        return RegionWriter, (self.place, self.without)
+        return RegionWriter, (self.folder, self.max_size, self.ndim, self.without)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: TensorDictBase) -> int:
@@ -257,11 +252,11 @@ class RegionWriter:
                 "a shared buffer takes next_obs full or exact",
                 why="these rows hold differences, or states here and there",
             )
-        lanes = batch.shape.numel() // max(1, batch.shape[-1]) if self.place.ndim > 1 else 1
-        if batch.shape.numel() > self.place.max_size // max(1, lanes) * max(1, lanes):
+        lanes = batch.shape.numel() // max(1, batch.shape[-1]) if self.ndim > 1 else 1
+        if batch.shape.numel() > self.max_size // max(1, lanes) * max(1, lanes):
             raise ArgumentError(
                 "the batch is larger than the storage",
-                why=f"{batch.shape.numel()} rows, max_size {self.place.max_size}",
+                why=f"{batch.shape.numel()} rows, max_size {self.max_size}",
                 fix=f"Use max_size={batch.shape.numel()} or more, or smaller batches.",
             )
         return keys
@@ -269,11 +264,11 @@ class RegionWriter:
     def _write(self, region: RingFolder, columns: dict[Key, Tensor], lead: torch.Size) -> None:
         first = region.cursor
         if first:
-            self._layout.check(columns, lead, self.place.ndim)
+            self._layout.check(columns, lead, self.ndim)
         else:
             fields = {key: Field.of(column, len(lead)) for key, column in columns.items()}
-            self._layout = RingLayout(fields, lane_shape_of(lead, self.place.ndim), NOTHING.markers)
-            Disk().require(region.folder, width_of(fields) * self.place.max_size)
+            self._layout = RingLayout(fields, lane_shape_of(lead, self.ndim), NOTHING.markers)
+            Disk().require(region.folder, width_of(fields) * self.max_size)
         if not lead.numel():
             return
         self._log.write(first, columns, self._layout.fields, lead, cut=self._takes_over)
@@ -281,7 +276,7 @@ class RegionWriter:
             region.declare(self._layout)
         region.publish(first + lead.numel())
         self._takes_over = False
-        self._log.drop(first + lead.numel() - self.place.max_size)
+        self._log.drop(first + lead.numel() - self.max_size)
 
     # ---- opening -----------------------------------------------------------------------------------------------
     def _opened(self) -> RingFolder:
@@ -289,7 +284,7 @@ class RegionWriter:
             if self._region.closed:
                 raise gone(self._region.folder)
             return self._region
-        folder = Path(self.place.folder)
+        folder = Path(self.folder)
         self._lock = _lock(folder)
         try:
             region = RingFolder(folder)
@@ -315,7 +310,7 @@ class RegionWriter:
         self.close()
 
     def __repr__(self) -> str:
-        return f"RegionWriter({self.place.folder!r})"
+        return f"RegionWriter({self.folder!r})"
 
 
 def _lock(folder: Path) -> ProcessLock:

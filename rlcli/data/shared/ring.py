@@ -10,19 +10,17 @@ on with the newest.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.data.buffer.stream import Gate
 from rlcli.data.fields import nested
 from rlcli.data.ring.ring import Ring
 from rlcli.data.ring.write import uninterrupted
-from rlcli.data.shared.region import RegionWriter, RingAddress, RingFolder, ScratchFolder
+from rlcli.data.shared.region import RegionWriter, RingFolder, ScratchFolder
 from rlcli.data.shared.row_log import LogReader
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError
@@ -58,8 +56,8 @@ class SharedRing(Ring):
         super().__init__(storage, **options)
         self.folder = ScratchFolder(in_memory=not storage.where)
         self.region = RingFolder(self.folder.path, make=True)
-        self.place = RingAddress(str(self.folder.path), storage.max_size, storage.ndim)
         self.followed = 0  # published rows that were taken over, or missed
+        self._new = 0  # rows taken over that nobody was told of
         self._published: Mapping[Key, Field] = {}
         self._log = LogReader(self.folder.path)
         self._writer: RegionWriter | None = None
@@ -67,7 +65,7 @@ class SharedRing(Ring):
     # ---- following ---------------------------------------------------------------------------------------------
     def follow(self) -> int:
         """Take over what was published since the last call; return how many live rows are new."""
-        count, to = 0, self.region.cursor
+        to = self.region.cursor
         if self.followed < to and not self._published:
             self._published = self.region.layout().fields
         while self.followed < to:
@@ -80,10 +78,11 @@ class SharedRing(Ring):
             if cut:
                 self._cut()
             with uninterrupted():
-                count += len(super().extend(nested(columns, lead, torch.device("cpu"))))
+                self._new += len(super().extend(nested(columns, lead, torch.device("cpu"))))
                 self._log.done()
                 self.followed += lead.numel()
-        return min(count, len(self))
+        new, self._new = min(self._new, len(self)), 0
+        return new
 
     def _cut(self) -> None:
         """Let what comes next go on with no trajectory."""
@@ -93,7 +92,7 @@ class SharedRing(Ring):
     # ---- writing in this process -------------------------------------------------------------------------------
     def writer(self) -> RegionWriter:
         """The end of this region that a process writes."""
-        return RegionWriter(self.place)
+        return RegionWriter(str(self.folder.path), self.storage.max_size, self.storage.ndim)
 
     def extend(self, batch: TensorDictBase) -> np.ndarray:
         """Write as this region's writer; where the rows lie."""
@@ -103,10 +102,6 @@ class SharedRing(Ring):
         self.follow()
         length = batch.shape.numel() // self.lanes  # `batch.numel()` is 1 of an empty one
         return self.space.rows(self.cursor - length, length)
-
-    def gate(self, catch_up: Callable[[], None]) -> Gate:
-        """Return the lock of this ring's buffer, which calls `catch_up` first."""
-        return SharedGate(catch_up)
 
     @staticmethod
     def refuse_write_side(transform: Any, invert: bool) -> None:
@@ -125,34 +120,3 @@ class SharedRing(Ring):
             self._writer.close()
         self.region.close()
         self.folder.remove()
-
-
-class SharedGate(Gate):
-    """Lock a shared buffer between threads; `catch_up` is called first by whoever passes, and is not kept alive."""
-
-    def __init__(self, catch_up: Callable[[], None]) -> None:
-        super().__init__()
-        self._catch_up, self._inside = weakref.WeakMethod(catch_up), 0
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        try:
-            self.check()
-        except BaseException:
-            self._lock.release()
-            raise
-        self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._inside -= 1
-        self._lock.release()
-
-    def check(self) -> None:
-        with self._lock:
-            super().check()
-            if not self._inside and (catch_up := self._catch_up()) is not None:
-                catch_up()
-
-    def in_child(self) -> None:
-        super().in_child()
-        self._inside = 0
