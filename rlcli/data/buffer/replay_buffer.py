@@ -9,6 +9,7 @@ drawn is their affair.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlcli import arguments
 from rlcli.data.buffer.arguments import as_batch, made, ring_of, rows_at
 from rlcli.data.buffer.stream import Gate, Sampled, SampleStream
 from rlcli.data.buffer.transforms import Transforms
+from rlcli.data.ring.write import uninterrupted
 from rlcli.data.samplers.sampler import Draw, RandomSampler, Sampler
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
@@ -32,7 +34,7 @@ from rlcli.recognise import own
 if TYPE_CHECKING:
     from rlcli.data.buffer.saving import HeldRows, SavedParts
     from rlcli.data.files.row_files import LiveRows
-    from rlcli.data.shared import RegionWriter
+    from rlcli.data.shared import Inbox, RegionWriter
 
 
 class ReplayBuffer:
@@ -98,8 +100,13 @@ class ReplayBuffer:
         codes: bool = False,
         shared: bool = False,
     ) -> None:
-        self.ring = ring_of(storage, next_obs, frame_stack, codes, shared)
+        self.ring = ring_of(storage, next_obs, frame_stack, codes)
         self.storage: Storage = self.ring.storage
+        self.inbox: Inbox | None = None  # what another process writes
+        if shared:
+            from rlcli.data.shared import Inbox
+
+            self.inbox = Inbox(self.storage)
         chosen: Sampler = RandomSampler() if sampler is None else made("sampler", sampler, Sampler)
         self.storage.bind(self.ring)
         with self.ring.asking("sampler"):
@@ -167,14 +174,20 @@ class ReplayBuffer:
         if type(batch) is not TensorDict or not batch.batch_size:
             batch = as_batch(batch, objects=self.ring.objects)
         with self._lock:
-            sampler = self.stream.sampler
-            written = self._transforms.write(batch) if self._transforms.parts else batch
-            priorities = self._priorities_of(batch, written) if sampler.has_priorities else []
-            rows = self.ring.extend(written)
-            sampler.extended(self.ring, len(rows))
-            for part, priority in priorities:
-                sampler.update_priority(self.ring, rows[part], priority)
-        return torch.from_numpy(rows)
+            if self.inbox is None:
+                return torch.from_numpy(self._store(batch))
+            self.inbox.writer.extend(batch)
+            return torch.from_numpy(self._follow())
+
+    def _store(self, batch: Any) -> np.ndarray:
+        sampler = self.stream.sampler
+        written = self._transforms.write(batch) if self._transforms.parts else batch
+        priorities = self._priorities_of(batch, written) if sampler.has_priorities else []
+        rows = self.ring.extend(written)
+        sampler.extended(self.ring, len(rows))
+        for part, priority in priorities:
+            sampler.update_priority(self.ring, rows[part], priority)
+        return rows
 
     def _priorities_of(self, given: Any, written: Any) -> list[tuple[slice, Tensor]]:
         """Return `_priorities_in` a batch; where its transforms left rows out, in what they made of it."""
@@ -351,8 +364,6 @@ class ReplayBuffer:
             Its place among those that samples pass, where the parts of a `Compose` count each.
         """
         with self.stream.stopped():
-            if self.ring.shared:
-                self.ring.refuse_write_side(transform, invert)
             self._transforms.insert(index, transform, invert, sampler=self.sampler)
         return self
 
@@ -403,7 +414,7 @@ class ReplayBuffer:
         held : HeldRows, optional
             What `hold` gave: as it was then. Afterwards the buffer can only be closed.
         """
-        if self.ring.shared or self.ring.objects:
+        if self.inbox is not None or self.ring.objects:
             return self.state_dict(), None
         if held is not None:
             with self._lock:
@@ -417,7 +428,7 @@ class ReplayBuffer:
 
         None where another process writes the rows.
         """
-        if self.ring.shared or self.ring.objects:
+        if self.inbox is not None or self.ring.objects:
             return None
         from rlcli.data.buffer.saving import HeldRows
 
@@ -499,8 +510,8 @@ class ReplayBuffer:
             self.storage.belong_to(None)
             self._transforms.let_go()
             self._lock.closed = True
-            if self.ring.shared:
-                self.ring.close()
+            if self.inbox is not None:
+                self.inbox.close()
         self.stream.close()
 
     # ---- between processes -------------------------------------------------------------------------------------
@@ -512,24 +523,33 @@ class ReplayBuffer:
         ArgumentError
             The buffer is this process's alone.
         """
-        if not self.ring.shared:
+        if self.inbox is None:
             raise ArgumentError("this buffer is not shared between processes", fix="Make it with shared=True.")
-        return self.ring.writer()
+        return copy.copy(self.inbox.writer)
 
-    def _follow(self) -> None:
-        """Read on in what the writer published."""
-        if count := self.ring.follow():
-            self.sampler.extended(self.ring, count)
+    def _follow(self) -> np.ndarray:
+        """Store what the writer published since; where the rows of its newest batch lie."""
+        inbox, rows = self.inbox, np.empty(0, np.int64)
+        assert inbox is not None
+        published = inbox.region.cursor
+        while inbox.taken < published:
+            batch, cut = inbox.read()
+            with uninterrupted():
+                if cut and self.ring.fields:
+                    self.ring.index.cut(named=True)
+                rows = self._store(batch)
+                inbox.done()
+        return rows
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self.ring.shared:
+        if self.inbox is not None:
             return self.writer().__reduce__()
         from rlcli.data.buffer.saving import no_copy
 
         raise no_copy("a buffer")
 
     def __copy__(self) -> Any:
-        if self.ring.shared:
+        if self.inbox is not None:
             return self.writer()
         from rlcli.data.buffer.saving import shallow
 

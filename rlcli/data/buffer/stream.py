@@ -237,7 +237,7 @@ class Gate:
     `catch_up`, a method that is not kept alive, is called first by whoever passes.
     """
 
-    def __init__(self, catch_up: Callable[[], None] | None = None) -> None:
+    def __init__(self, catch_up: Callable[[], Any] | None = None) -> None:
         self.closed = False
         self._catch_up = None if catch_up is None else weakref.WeakMethod(catch_up)
         self.in_child()

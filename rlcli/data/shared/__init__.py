@@ -2,7 +2,7 @@
 
 ```
 writer process          files of a scratch folder            owner process
-checks, copies    ->    rows-*.bin  layout.json        ->    ring of its own: storage, index, sampler, transforms
+checks, copies    ->    rows-*.bin  layout.json        ->    buffer: storage, index, sampler, transforms
                         words: rows published, closed
 ```
 Published batches never change: a writer appends, then stores one word. So nobody waits for anybody, no lock is shared,
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
+    from rlcli.data.shared.inbox import Inbox as Inbox
     from rlcli.data.shared.region import RegionWriter as RegionWriter
-    from rlcli.data.shared.ring import SharedRing as SharedRing
 
 __getattr__, __dir__, __all__ = lazily(__name__)

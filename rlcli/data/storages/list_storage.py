@@ -102,7 +102,7 @@ def _bytes(item: Any) -> int:
 class ObjectRing:
     """Keep objects in the order of writing; the oldest make room for new ones."""
 
-    lanes, objects, shared = 1, True, False
+    lanes, objects = 1, True
 
     def __init__(self, storage: ListStorage) -> None:
         self.storage, self.steps, self.cursor, self._warned = storage, storage.max_size, 0, False

@@ -16,7 +16,7 @@ import gc
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,7 +30,18 @@ from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
-    from rlcli.data.storages.segment import Segment
+    from pathlib import Path
+
+    class FullFile(Protocol):
+        """Describe a file of rows that will never change: saved rows may be links to it."""
+
+        path: Path
+
+        @property
+        def rows(self) -> int: ...
+        @property
+        def nbytes(self) -> int: ...
+        def checksum(self) -> str: ...
 
 
 State = Callable[[], list[bytes | memoryview]]
@@ -321,7 +332,7 @@ class Storage(ABC):
         """Rows of a file, where these rows are saved in files: a power of two."""
         return rows_for(width_of(self.fields), self.capacity)
 
-    def full_segments(self) -> Mapping[int, Segment]:
+    def full_segments(self) -> Mapping[int, FullFile]:
         """Committed files that will never change, each with `segment_rows` rows, by the number of the file."""
         return {}
 

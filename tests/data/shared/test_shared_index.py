@@ -93,7 +93,7 @@ class Tale:
 
     @property
     def missed(self):
-        return self.rb.ring.followed - self.rb.ring.cursor * self.lanes
+        return self.rb.inbox.taken - self.rb.ring.cursor * self.lanes
 
     def numbers(self, rows):
         return self.rb.ring.space.numbers_of(rows, self.rb.ring.cursor)
@@ -119,7 +119,7 @@ def test_the_owner_follows_what_a_ring_in_one_process_would_know(seed, monkeypat
         if tale.rng.random() < 0.4:
             tale.look()
     tale.write()
-    folder = tale.rb.ring.folder.path
+    folder = tale.rb.inbox.folder.path
     left = sorted(int(name[5:-4]) for name in os.listdir(folder) if name.startswith("rows"))
     assert len(left) == 1 or left[1] > (tale.steps_written - tale.steps) * tale.lanes  # what nobody can see is not kept
     tale.rb.close()
