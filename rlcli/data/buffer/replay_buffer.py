@@ -176,10 +176,13 @@ class ReplayBuffer:
         with self._lock:
             if self.inbox is None:
                 return torch.from_numpy(self._store(batch))
+            if self.sampler.has_priorities:
+                self._priorities_of(batch, batch)  # refused before it is published
             self.inbox.writer.extend(batch)
             return torch.from_numpy(self._follow())
 
     def _store(self, batch: Any) -> np.ndarray:
+        """Store a batch; return where its rows lie."""
         sampler = self.stream.sampler
         written = self._transforms.write(batch) if self._transforms.parts else batch
         priorities = self._priorities_of(batch, written) if sampler.has_priorities else []

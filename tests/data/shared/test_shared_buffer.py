@@ -83,6 +83,7 @@ def test_the_owner_may_write_itself_and_knows_where_its_rows_lie():
         later["td_error"] = torch.zeros(90)
         assert rb.extend(later).tolist() == [n % 100 for n in range(30, 120)]
         assert rb.sample()["index"].min() >= 20  # those with a priority that are still there
+        refused(ArgumentError, "finite numbers", lambda: rb.extend(first.set("td_error", -torch.ones(30))))
         step = batch(0, 0, 120, 1, 1)[0, 0]
         step["td_error"] = torch.tensor(0.0)
         assert rb.add(step) == 20
