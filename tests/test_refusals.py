@@ -13,13 +13,13 @@ ENOUGH = {  # sites whose first words say it all: two things that exclude each o
     "spelled", "run_folder", "_unknown_verb", "own_length", "read_text", "raise_all", "lineage", "stacked_among",
     "_check", "MultiAsyncCollector.__init__", "CollectorOptions.next_obs_mode", "CollectorOptions.trajectories",
     "CollectorOptions._check_split", "HeldRows.put_back", "TrajectoryIndex.draw", "Ring.overwrite",
-    "SharedRows.scatter", "EnvBase.rollout", "Composite.__delitem__", "MapTransform.__init__",
+    "EnvBase.rollout", "Composite.__delitem__", "MapTransform.__init__",
 }  # fmt: skip
 IN_WORDS = {  # sites that call an argument what it is: rows, a shape, an env
     "run", "_unusable", "check_fit", "IndexArrays.load_state_dict", "_need_live", "RingLayout.check", "make_native",
     "BootstrappedLoss.make_value_estimator", "lane_shape_of", "_count", "save", "Successors.checked", "Collector.fill",
     "ReplayBuffer.__setitem__", "_out_of_range", "need_draw", "need_rows", "as_batch", "_refuse_no_bits",
-    "TransformedEnv.__init__", "RegionWriter._check", "check_request", "PolicyContext.outputs",
+    "TransformedEnv.__init__", "RegionWriter._checked", "check_request", "PolicyContext.outputs",
 }  # fmt: skip
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 

@@ -35,6 +35,15 @@ class ProcessLock:
         self._close()
 
 
+def is_free(path: Path) -> bool:
+    """Say whether nobody holds it now; the file must be there."""
+    try:
+        ProcessLock(os.open(path, os.O_RDWR | os.O_CLOEXEC)).drop()
+    except BlockingIOError:
+        return False
+    return True
+
+
 def hold(path: Path, text: str, mode: int = 0o600) -> ProcessLock:
     """Lock a file, made if need be, and write `text` to it; raise BlockingIOError if another process has it."""
     lock = ProcessLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))

@@ -19,17 +19,13 @@ from rlcli.typed import MOST
 LIST_SIZE = 1000  # objects of a buffer that was given no storage
 
 
-def ring_of(given: Any, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool, shared: bool) -> Any:
+def ring_of(given: Any, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool) -> Any:
     """Return a `Ring` over the storage that was given, or what stands for one over objects."""
     if given is None:
         from rlcli.data.storages.list_storage import ListStorage
 
         given = ListStorage(LIST_SIZE)
     storage = made("storage", given, Storage)
-    if shared:
-        from rlcli.data.shared import SharedRing
-
-        return SharedRing(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
     if storage.objects:
         from rlcli.data.storages.list_storage import ObjectRing
 

@@ -26,7 +26,7 @@ from rlcli.data.buffer.stream import Prefetcher, Sampled, forked
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream
-from rlcli.data.samplers.sampler import learned_from, uniform
+from rlcli.data.samplers.sampler import learned_from
 from rlcli.data.shared import RegionWriter
 from rlcli.data.storages.list_storage import collate
 from rlcli.errors import ArgumentError, MissingKeyError
@@ -56,7 +56,7 @@ class ReplayBufferEnsemble:
         Of whole samples.
     prefetch : int, optional
         Samples that a thread makes ahead; those that are not handed out are drawn again, and with them what somebody
-        else drew from a member since. Threads of members then make none, and what members hold ready comes first.
+        else drew from a member since. Threads of members then make none, and what they had ready comes first.
     seed : int, optional
         Of the choice of members.
 
@@ -98,7 +98,7 @@ class ReplayBufferEnsemble:
         self.random = RandomStream(seed)
         self._lock = threading.RLock()
         self._transforms = Transforms()
-        self._ahead: Prefetcher[Sampled] | None = None
+        self._ahead: Prefetcher | None = None
         if prefetch:
             self._ahead = Prefetcher(
                 self._draw, arguments.count("prefetch", prefetch), lambda sampled: self._take_back(*sampled.position)
@@ -229,7 +229,7 @@ class ReplayBufferEnsemble:
             random = self.random.state.copy()
             members: Any = range(len(self.buffers))
             if not self.sample_from_all:
-                members = np.searchsorted(self._below, uniform(self.random, self.drawn), side="right")
+                members = np.searchsorted(self._below, self.random.random(self.drawn), side="right")
         self._transforms.need_order(*(buffer.sampler for buffer in self.buffers))
         drawn: list[tuple[int, Sampled]] = []
         try:
@@ -242,9 +242,9 @@ class ReplayBufferEnsemble:
             raise
         last = any(part.last for _, part in drawn)
         if self._ahead is None:
-            return Sampled(batch, info, last, size)
-        again = [(i, part if part.position is None else part._replace(batch=None, info={})) for i, part in drawn]
-        return Sampled(batch, info, last, size, (random, again))
+            return Sampled(batch, info, last)
+        again = [(i, part._replace(batch=None, info={})) for i, part in drawn]
+        return Sampled(batch, info, last, (random, again))
 
     def _joined(self, drawn: Sequence[tuple[int, Sampled]]) -> tuple[Any, dict[str, Tensor]]:
         """Return the samples of members as one, and what is known beside it."""
@@ -290,9 +290,9 @@ class ReplayBufferEnsemble:
     def _with_member(self, member: int, part: Sampled) -> Any:
         """Return a sample of a member that says which one it is of."""
         batch = part.batch
+        if part.drawn:  # a buffer's own `sample` may keep what it gave
+            batch = batch.copy()
         if isinstance(self.buffers[member], TensorDictReplayBuffer) and isinstance(batch, TensorDictBase):
-            if part.position is None:  # taken back, it is handed out again
-                batch = batch.copy()
             for each in batch.tensordicts if isinstance(batch, LazyStackedTensorDict) else [batch]:
                 index = each.get(INDEX)
                 places = {BUFFER_IDS: torch.full_like(index, member), INDEX: index}

@@ -9,6 +9,7 @@ drawn is their affair.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlcli import arguments
 from rlcli.data.buffer.arguments import as_batch, made, ring_of, rows_at
 from rlcli.data.buffer.stream import Gate, Sampled, SampleStream
 from rlcli.data.buffer.transforms import Transforms
+from rlcli.data.ring.write import uninterrupted
 from rlcli.data.samplers.sampler import Draw, RandomSampler, Sampler
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
@@ -32,7 +34,7 @@ from rlcli.recognise import own
 if TYPE_CHECKING:
     from rlcli.data.buffer.saving import HeldRows, SavedParts
     from rlcli.data.files.row_files import LiveRows
-    from rlcli.data.shared import RegionWriter
+    from rlcli.data.shared import Inbox, RegionWriter
 
 
 class ReplayBuffer:
@@ -54,8 +56,8 @@ class ReplayBuffer:
         ``[N]`` from the others.
     prefetch : int, optional
         Samples that a thread makes ahead. They do not see what is written after they were made, and how many those
-        are depends on the thread: runs with writes between samples are not the same bit for bit. A state holds them,
-        and a buffer that takes it over hands them out first, whatever its own `prefetch`.
+        are depends on the thread: runs with writes between samples are not the same bit for bit. Those that are not
+        handed out are drawn again: after a state or dump was made, another transform, a sample of another size.
     pin_memory : bool
         Samples lie in pinned memory, from which copies to a GPU need not wait.
     device : torch device, optional
@@ -69,7 +71,7 @@ class ReplayBuffer:
     codes : bool
         Small keys are stored in as few bytes as they need, see `Ring`.
     shared : bool
-        Rows lie in memory that processes share: one process writes them (`writer`), this one samples. Pickled, the
+        Another process writes (`writer`), this one keeps the rows and samples, and neither waits. Pickled, the
         buffer arrives as its writer.
 
     Raises
@@ -98,8 +100,13 @@ class ReplayBuffer:
         codes: bool = False,
         shared: bool = False,
     ) -> None:
-        self.ring = ring_of(storage, next_obs, frame_stack, codes, shared)
+        self.ring = ring_of(storage, next_obs, frame_stack, codes)
         self.storage: Storage = self.ring.storage
+        self.inbox: Inbox | None = None  # what another process writes
+        if shared:
+            from rlcli.data.shared import Inbox
+
+            self.inbox = Inbox(self.storage)
         chosen: Sampler = RandomSampler() if sampler is None else made("sampler", sampler, Sampler)
         self.storage.bind(self.ring)
         with self.ring.asking("sampler"):
@@ -109,7 +116,7 @@ class ReplayBuffer:
         if generator is not None:
             chosen.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
         size = chosen.batch_size() if batch_size is None else arguments.count("batch_size", batch_size)
-        self._lock: Gate = self.ring.gate(self._follow) if shared else Gate()
+        self._lock = Gate(self._follow if shared else None)
         self._transforms = Transforms(self.ring)
         self._noted: dict[int, list[Sampled]] = {}  # thread -> what `sample` gave it while `drawn` asks for it
         self.stream = SampleStream(
@@ -167,14 +174,23 @@ class ReplayBuffer:
         if type(batch) is not TensorDict or not batch.batch_size:
             batch = as_batch(batch, objects=self.ring.objects)
         with self._lock:
-            sampler = self.stream.sampler
-            written = self._transforms.write(batch) if self._transforms.parts else batch
-            priorities = self._priorities_of(batch, written) if sampler.has_priorities else []
-            rows = self.ring.extend(written)
-            sampler.extended(self.ring, len(rows))
-            for part, priority in priorities:
-                sampler.update_priority(self.ring, rows[part], priority)
-        return torch.from_numpy(rows)
+            if self.inbox is None:
+                return torch.from_numpy(self._store(batch))
+            if self.sampler.has_priorities:
+                self._priorities_of(batch, batch)  # refused before it is published
+            self.inbox.writer.extend(batch)
+            return torch.from_numpy(self._follow())
+
+    def _store(self, batch: Any) -> np.ndarray:
+        """Store a batch; return where its rows lie."""
+        sampler = self.stream.sampler
+        written = self._transforms.write(batch) if self._transforms.parts else batch
+        priorities = self._priorities_of(batch, written) if sampler.has_priorities else []
+        rows = self.ring.extend(written)
+        sampler.extended(self.ring, len(rows))
+        for part, priority in priorities:
+            sampler.update_priority(self.ring, rows[part], priority)
+        return rows
 
     def _priorities_of(self, given: Any, written: Any) -> list[tuple[slice, Tensor]]:
         """Return `_priorities_in` a batch; where its transforms left rows out, in what they made of it."""
@@ -259,12 +275,12 @@ class ReplayBuffer:
         try:
             batch, known = self.sample(size, return_info=True) if info else (self.sample(size), {})
         except BaseException:
-            self.stream.take_back(Sampled(None, {}, False, size, since=-1, drawn=tuple(noted)))
+            self.stream.take_back(Sampled(None, {}, False, drawn=tuple(noted)))
             raise
         finally:
             del self._noted[threading.get_ident()]
         last = any(one.last for one in noted) if noted else self.sampler.ran_out
-        return Sampled(batch, known, last, size, since=-1, drawn=tuple(noted))
+        return Sampled(batch, known, last, drawn=tuple(noted))
 
     def __iter__(self) -> Iterator[Any]:
         """Samples to the end of an epoch, which begins here; without end where the sampler draws with replacement."""
@@ -351,8 +367,6 @@ class ReplayBuffer:
             Its place among those that samples pass, where the parts of a `Compose` count each.
         """
         with self.stream.stopped():
-            if self.ring.shared:
-                self.ring.refuse_write_side(transform, invert)
             self._transforms.insert(index, transform, invert, sampler=self.sampler)
         return self
 
@@ -390,7 +404,7 @@ class ReplayBuffer:
         return SavedParts(self.ring, self.sampler, self._transforms)
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows and all that decides later samples, those made ahead included: tensors and plain values."""
+        """Rows and all that decides later samples, as tensors and plain values; samples made ahead are drawn again."""
         return self._state(columns=True)
 
     def state_and_ring(self, held: HeldRows | None = None) -> tuple[dict[str, Any], LiveRows | None]:
@@ -403,7 +417,7 @@ class ReplayBuffer:
         held : HeldRows, optional
             What `hold` gave: as it was then. Afterwards the buffer can only be closed.
         """
-        if self.ring.shared or self.ring.objects:
+        if self.inbox is not None or self.ring.objects:
             return self.state_dict(), None
         if held is not None:
             with self._lock:
@@ -417,7 +431,7 @@ class ReplayBuffer:
 
         None where another process writes the rows.
         """
-        if self.ring.shared or self.ring.objects:
+        if self.inbox is not None or self.ring.objects:
             return None
         from rlcli.data.buffer.saving import HeldRows
 
@@ -426,15 +440,13 @@ class ReplayBuffer:
             return HeldRows.of(self.ring, state, spare)
 
     def _state(self, *, columns: bool) -> dict[str, Any]:
-        with self.stream.ready() as ahead:
-            state = {**self._saved.state(columns=columns), "ahead": [sampled.state() for sampled in ahead]}
-        return state | {"ahead_size": ahead[0].size} if ahead else state
+        with self.stream.stopped():
+            return self._saved.state(columns=columns)
 
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""
         with self._lock:
             self._saved.check(state)
-            self.stream.read_ahead(state)
             self._saved.need_fit(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -442,24 +454,17 @@ class ReplayBuffer:
 
         A state that is refused changes nothing. Where the memory or the disk gives out while its rows are written, the
         buffer is empty.
-
-        Samples that the other one made ahead come first. Nobody draws them again where they are thrown away here: by a
-        sample of another size, a new iteration, another transform, sampler, seed, state or dump, by a dump that is
-        written, by `empty` and `close`.
         """
         with self.stream.stopped():
             self._saved.check(state)
-            ahead = self.stream.read_ahead(state)
             self._saved.load(state)
             self.stream.moved()
-            self.stream.keep(ahead)
 
     def dumps(self, folder: Path | str) -> Path:
         """Write the rows, and all that decides later samples, into a new folder within this one; its path.
 
         The dump that was there before is taken away once the new one is complete. Samples that were made ahead are not
-        written: this buffer draws them again, and so does one that loads the dump. Those that came with a state
-        (`load_state_dict`) and were not handed out are lost.
+        written: this buffer draws them again, and so does one that loads the dump.
 
         Raises
         ------
@@ -508,8 +513,8 @@ class ReplayBuffer:
             self.storage.belong_to(None)
             self._transforms.let_go()
             self._lock.closed = True
-            if self.ring.shared:
-                self.ring.close()
+            if self.inbox is not None:
+                self.inbox.close()
         self.stream.close()
 
     # ---- between processes -------------------------------------------------------------------------------------
@@ -521,27 +526,33 @@ class ReplayBuffer:
         ArgumentError
             The buffer is this process's alone.
         """
-        if not self.ring.shared:
+        if self.inbox is None:
             raise ArgumentError("this buffer is not shared between processes", fix="Make it with shared=True.")
-        return self.ring.writer()
+        return copy.copy(self.inbox.writer)
 
-    def _follow(self) -> None:
-        """Read on in what the writer published."""
-        restarted, count = self.ring.follow()
-        if restarted:
-            self.sampler.empty()
-        if count:
-            self.sampler.extended(self.ring, count)
+    def _follow(self) -> np.ndarray:
+        """Store what the writer published since; where the rows of its newest batch lie."""
+        inbox, rows = self.inbox, np.empty(0, np.int64)
+        assert inbox is not None
+        published = inbox.region.cursor
+        while inbox.taken < published:
+            batch, cut = inbox.read()
+            with uninterrupted():
+                if cut and self.ring.fields:
+                    self.ring.index.cut(named=True)
+                rows = self._store(batch)
+                inbox.done()
+        return rows
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self.ring.shared:
+        if self.inbox is not None:
             return self.writer().__reduce__()
         from rlcli.data.buffer.saving import no_copy
 
         raise no_copy("a buffer")
 
     def __copy__(self) -> Any:
-        if self.ring.shared:
+        if self.inbox is not None:
             return self.writer()
         from rlcli.data.buffer.saving import shallow
 

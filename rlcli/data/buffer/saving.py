@@ -1,13 +1,14 @@
 """A buffer put away and brought back: as a state, of which a checkpoint is made, or as a dump of its own.
 
 ```
-state   {"rows": {"ring": ..., "columns": ...}, "rest": {"sampler": ..., "transforms": ...}, "ahead": samples, ...}
+state   {"rows": {"ring": ..., "columns": ...}, "rest": {"sampler": ..., "transforms": ...}}
 dump    rows and the ring's state in files, "rest" beside them; see `rlcli.data.files.dumps`
 ```
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -26,7 +27,7 @@ from rlcli.data.samplers.sampler import Sampler
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
-from rlcli.typed import anything, flag, listed, mapping, record, some, whole
+from rlcli.typed import anything, listed, mapping, record, some
 
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 _STATE = some(
     rows=record(ring=mapping(), columns=anything),
     rest=record(sampler=mapping(), transforms=listed(mapping())),
-    ahead=listed(record(columns=anything, shape=listed(whole()), info=anything, last=flag)),
-    ahead_size=whole(1),
 )
 
 
@@ -68,10 +67,12 @@ class SavedParts:
     @staticmethod
     def check(state: dict[str, Any]) -> None:
         """Refuse what is no state of a buffer, whatever buffer."""
-        if not {"rows", "rest", "ahead"} <= state.keys():
+        if not {"rows", "rest"} <= state.keys():
             holds = ", ".join(map(str, state)) or "nothing"
             raise ArgumentError("this is no state of a buffer", why=f"it holds {holds}")
         _STATE(dict(state))
+        if ahead := state.get("ahead"):  # of a state that an earlier version made
+            warnings.warn(f"{len(ahead)} samples that this state's buffer had made ahead are left out", stacklevel=5)
 
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""

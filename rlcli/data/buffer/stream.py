@@ -1,4 +1,4 @@
-"""The samples of a buffer, one after the other: drawn, made ahead by a thread, taken back, kept over a checkpoint."""
+"""The samples of a buffer, one after the other: drawn, made ahead by a thread, taken back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,60 +18,26 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.buffer.transforms import Transforms
-from rlcli.data.fields import columns_of, nested
+from rlcli.data.fields import nested
 from rlcli.data.samplers.sampler import Draw, Sampler, need_draw, need_rows
 from rlcli.errors import ArgumentError
-from rlcli.keys import show
-from rlcli.typed import Misfit
-
-Item = TypeVar("Item")
 
 
 class Sampled(NamedTuple):
-    """Hold a sample, what is known beside it, whether it ends an epoch, and the batch size asked for."""
+    """Hold a sample, what is known beside it, and whether it ends an epoch."""
 
     batch: Any
     info: dict[str, Any]
     last: bool
-    size: int
-    position: Any = None  # of what draws, before this was drawn; None: of a state, it cannot be drawn again
-    since: int = 0  # see `SampleStream.moved`; of a state, when it was last thrown away
+    position: Any = None  # of what draws, before this was drawn
+    since: int = -1  # see `SampleStream.moved`
     drawn: tuple[Any, ...] = ()  # what a buffer's own `sample` made it of, in order: that is taken back in its place
 
-    def state(self) -> dict[str, Any]:
-        """Return columns and plain values, for a checkpoint."""
-        if not isinstance(self.batch, TensorDictBase):
-            raise ArgumentError(
-                "samples that were made ahead have no place in a file",
-                why=f"a collate_fn or a transform made {type(self.batch).__name__} of them",
-                fix="Leave out prefetch, or give TensorDicts.",
-            )
-        return {
-            "columns": _copied(columns_of(self.batch)),  # the sample is somebody's to change once it is handed out
-            "shape": list(self.batch.shape),
-            "info": _copied(self.info),
-            "last": self.last,
-        }
 
-    @classmethod
-    def of_state(cls, state: dict[str, Any], size: int, device: torch.device) -> Sampled:
-        """Return the sample of a state, as `state` gives it; Misfit: its columns are no tensors of its shape."""
-        shape = torch.Size(state["shape"])
-        for name, x in state["columns"].items():
-            if not isinstance(x, Tensor) or x.shape[: len(shape)] != shape:
-                raise Misfit(f"a tensor of {list(shape)} was expected", show(name))
-        columns = {name: x.to(device) for name, x in _copied(state["columns"]).items()}
-        return cls(nested(columns, shape, device), _copied(state["info"]), state["last"], size)
+class Prefetcher:
+    """Keep `depth` samples ready, made by one thread in the order of the random stream."""
 
-
-def _copied(columns: dict[Any, Tensor]) -> dict[Any, Tensor]:
-    return {name: x.clone() for name, x in columns.items()}
-
-
-class Prefetcher(Generic[Item]):
-    """Keep `depth` items ready, made by one thread in the order of the random stream."""
-
-    def __init__(self, make: Callable[[int], Item], depth: int, undo: Callable[[Item], None]) -> None:
+    def __init__(self, make: Callable[[int], Sampled], depth: int, undo: Callable[[Sampled], None]) -> None:
         self._make, self._depth, self._undo = make, depth, undo
         self.in_child()
 
@@ -79,11 +45,11 @@ class Prefetcher(Generic[Item]):
         """Forget what is ready, and who holds the lock: in a forked child these are the parent's."""
         self._size = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
-        self._waiting: deque[Future[Item]] = deque()
-        self.lock = threading.RLock()  # of whoever takes or discards items; the thread that makes them does without
+        self._waiting: deque[Future[Sampled]] = deque()
+        self.lock = threading.RLock()  # of whoever takes or discards samples; the thread that makes them does without
 
-    def next(self, size: int, *, ahead: bool = True) -> Item:
-        """Return the oldest item of this batch size, or raise what its thread raised; `ahead`: go on making items."""
+    def next(self, size: int, *, ahead: bool = True) -> Sampled:
+        """Return the oldest sample of this batch size, or raise what its thread raised; `ahead`: go on making some."""
         with self.lock:
             if size != self._size:
                 self.drop()
@@ -93,46 +59,35 @@ class Prefetcher(Generic[Item]):
             if not self._waiting:
                 return self._make(size)
             try:
-                item = self._waiting.popleft().result()
+                sample = self._waiting.popleft().result()
             except BaseException:
                 self.drop()
                 raise
             if ahead:
                 self._fill()
-            return item
+            return sample
 
     def _fill(self) -> None:
         while len(self._waiting) < self._depth:
             self._waiting.append(self._threads.submit(self._make, self._size))
-
-    def take(self) -> list[Item]:
-        """Return all that is made or being made, oldest first, and stop making; what the thread raised is raised."""
-        with self.lock:
-            try:
-                made = [future.result() for future in self._waiting]
-            except BaseException:
-                self.drop()
-                raise
-            self._waiting.clear()
-            return made
 
     def drop(self) -> None:
         """Discard what is ready, and wait for what is being made."""
         with self.lock:
             running = [future for future in self._waiting if not future.cancel()]
             self._waiting.clear()
-            for item in reversed([future.result() for future in running if future.exception() is None]):
-                self._undo(item)
+            for sample in reversed([future.result() for future in running if future.exception() is None]):
+                self._undo(sample)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop inside: nothing is ready and nobody makes any, so what items depend on may change."""
+        """Stop inside: nothing is ready and nobody makes any, so what samples depend on may change."""
         with self.lock:
             self.drop()
             yield
 
     def close(self) -> None:
-        """End the thread; whoever asks later makes the item itself."""
+        """End the thread; whoever asks later makes the sample itself."""
         with self.lock:
             self._depth = 0
             self.drop()
@@ -140,7 +95,7 @@ class Prefetcher(Generic[Item]):
 
 
 class SampleStream:
-    """Give samples in the order of the sampler's random stream: restored ones, prefetched, then drawn."""
+    """Give samples in the order of the sampler's random stream: prefetched, then drawn."""
 
     def __init__(
         self,
@@ -162,10 +117,7 @@ class SampleStream:
         self.use(sampler, trusted=trusted)
         self._collate, self._pin, self._annotated = collate_fn, pin_memory, annotate
         self._device = None if device is None else torch.device(device)
-        self._kept: deque[Sampled] = deque()
-        self._dropped = 0  # how often
         self._ahead = Prefetcher(self._draw, arguments.count("prefetch", prefetch), self._undraw) if prefetch else None
-        self._queue = threading.RLock() if self._ahead is None else self._ahead.lock
         forked.add(self)
 
     def use(self, sampler: Sampler, *, trusted: bool) -> None:
@@ -181,78 +133,31 @@ class SampleStream:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Stop inside, under the lock: nothing is ready, so what samples depend on may change."""
-        with self._queue:
-            self.drop()
-            with self._lock:
-                yield
+        with nullcontext() if self._ahead is None else self._ahead.stopped(), self._lock:
+            yield
 
     # ---- one after the other -----------------------------------------------------------------------------------
     def next(self, size: int, *, ahead: bool = True) -> Sampled:
         """Return the next sample; without `ahead` the thread makes no further ones."""
         if self._lock.closed:
             self._lock.check()
-        if self._kept:
-            with self._queue:
-                if self._kept and self._kept[0].size == size:
-                    return self._kept.popleft()
-                if self._kept:
-                    self.drop()
         return self._draw(size) if self._ahead is None else self._ahead.next(size, ahead=ahead)
 
     def take_back(self, sampled: Sampled) -> None:
-        """Hand out the last sample once more, or draw it again, after all that is ready was thrown away."""
-        with self._queue:
+        """Draw the last sample again, after all that is ready was thrown away. Not under the lock."""
+        with nullcontext() if self._ahead is None else self._ahead.stopped():
             for one in reversed(sampled.drawn or (sampled,)):
-                if one.position is None:
-                    if one.since == self._dropped:
-                        self._kept.appendleft(one)
-                elif one.since == self._since:
-                    self._drop()
-                    self._undraw(one)
-
-    def drop(self) -> None:
-        """Discard what is ready: it is drawn again. Not under the lock: a sample being made needs it."""
-        with self._queue:
-            self._drop()
-            self._dropped += 1
-
-    def _drop(self) -> None:
-        if self._ahead is not None:
-            self._ahead.drop()
-        while self._kept:
-            self._undraw(self._kept.pop())
+                self._undraw(one)
 
     def _undraw(self, sampled: Sampled) -> None:
-        if sampled.position is not None and not self._lock.closed:
+        if not self._lock.closed:
             with self._lock:
                 if sampled.since == self._since:
                     self.sampler.go_back(sampled.position)
 
-    # ---- checkpoints, the end ----------------------------------------------------------------------------------
-    @contextmanager
-    def ready(self) -> Iterator[list[Sampled]]:
-        """Give, inside and under the lock, all that is ready, oldest first; it is handed out as before."""
-        with self._queue:
-            if self._ahead is not None:
-                self._kept.extend(self._ahead.take())
-            with self._lock:
-                yield list(self._kept)
-
-    def read_ahead(self, state: dict[str, Any]) -> list[Sampled]:
-        """Return the samples that a buffer with this state had ready; Misfit: they are none."""
-        device = self._device or self._ring.storage.device
-        if state["ahead"] and "ahead_size" not in state:
-            raise Misfit("'ahead_size' is missing")
-        return [Sampled.of_state(saved, state["ahead_size"], device) for saved in state["ahead"]]
-
-    def keep(self, samples: list[Sampled]) -> None:
-        """Hand these out first."""
-        with self._queue:
-            self._kept.extendleft(sampled._replace(since=self._dropped) for sampled in reversed(samples))
-
+    # ---- the end -----------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Discard what is ready and end the thread. Not under the lock."""
-        self.drop()
         if self._ahead is not None:
             self._ahead.close()
 
@@ -260,7 +165,6 @@ class SampleStream:
         """Drop the thread in a forked child, in which it is not, whatever it held."""
         if self._ahead is not None:
             self._ahead.in_child()
-        self._queue = threading.RLock() if self._ahead is None else self._ahead.lock
 
     # ---- one sample --------------------------------------------------------------------------------------------
     def _draw(self, size: int) -> Sampled:
@@ -284,9 +188,9 @@ class SampleStream:
             if self._pin or self._device is not None:
                 batch = self._placed(batch)
         except BaseException:
-            self._undraw(Sampled(None, info, last, size, position, since))
+            self._undraw(Sampled(None, info, last, position, since))
             raise
-        return Sampled(batch, info, last, size, position, since)
+        return Sampled(batch, info, last, position, since)
 
     def read(self, draw: Draw, info: dict[Any, Tensor] | None = None) -> Any:
         """Read what a sampler chose, with its marks and what is known of it; under the lock."""
@@ -328,23 +232,33 @@ class SampleStream:
 
 # ---- the buffer's lock, which nobody passes once the buffer is closed ----------------------------------------------
 class Gate:
-    """Lock reentrantly; who waits for it while it is `closed`, by whoever holds it, gets an error."""
+    """Lock reentrantly; who waits for it while it is `closed`, by whoever holds it, gets an error.
 
-    def __init__(self) -> None:
-        self._lock, self.closed = threading.RLock(), False
+    `catch_up`, a method that is not kept alive, is called first by whoever passes.
+    """
+
+    def __init__(self, catch_up: Callable[[], Any] | None = None) -> None:
+        self.closed = False
+        self._catch_up = None if catch_up is None else weakref.WeakMethod(catch_up)
+        self.in_child()
         forked.add(self)
 
     def in_child(self) -> None:
         """Make a new lock after a fork: a thread of the parent, which is not here, may have held it."""
-        self._lock = threading.RLock()
+        self._lock, self._inside = threading.RLock(), 0
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self.closed:
-            self._lock.release()
-            self.check()
+        if self.closed or self._catch_up is not None:
+            try:
+                self.check()
+            except BaseException:
+                self._lock.release()
+                raise
+        self._inside += 1
 
     def __exit__(self, *_: object) -> None:
+        self._inside -= 1
         self._lock.release()
 
     def check(self) -> None:
@@ -354,6 +268,10 @@ class Gate:
                 "the buffer is closed",
                 fix="Make a new one; rows in a scratch_dir come back with LazyMemmapStorage(..., resume=True).",
             )
+        if self._catch_up is not None:
+            with self._lock:
+                if not self._inside and not self.closed and (catch_up := self._catch_up()) is not None:
+                    catch_up()
 
 
 forked: weakref.WeakSet[Any] = weakref.WeakSet()

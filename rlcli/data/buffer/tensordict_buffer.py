@@ -15,7 +15,6 @@ from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import INDEX, Key, show, unravel
 
 if TYPE_CHECKING:
-    from rlcli.data.samplers import PrioritizedSampler
     from rlcli.data.shared import RegionWriter
 
 
@@ -54,10 +53,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return parts
 
     def writer(self) -> RegionWriter:
-        from rlcli.data.shared import RegionWriter
-
         writer = super().writer()
-        return RegionWriter(writer.place, self.priority_key) if self.sampler.has_priorities else writer
+        writer.without = self.priority_key if self.sampler.has_priorities else None
+        return writer
 
     def update_tensordict_priority(self, sample: TensorDictBase) -> None:
         """Give the rows of a sample the priorities that it now holds under `priority_key`.
@@ -97,6 +95,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     Parameters
     ----------
     alpha, beta, eps : float
+    reduction : str
         See `PrioritizedSampler`.
     storage, **options
         As for `ReplayBuffer`.
@@ -105,12 +104,25 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     fast = True
 
     def __init__(
-        self, *, alpha: float, beta: float, eps: float = 1e-8, storage: Storage | None = None, **options: Any
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        storage: Storage | None = None,
+        reduction: str = "max",
+        **options: Any,
     ) -> None:
-        super().__init__(storage=storage, sampler=_by_priority(storage, alpha, beta, eps, "max"), **options)
+        from rlcli.data.samplers.prioritized import PrioritizedSampler
+
+        if storage is not None and not isinstance(storage, Storage):
+            raise ArgumentError("a prioritized buffer needs a storage", fix="For instance LazyTensorStorage(100_000).")
+        size = LIST_SIZE if storage is None else storage.max_size
+        sampler = PrioritizedSampler(size, alpha, beta, eps, reduction)
+        super().__init__(storage=storage, sampler=sampler, **options)
 
 
-class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` with a `PrioritizedSampler` of the storage's size.
 
     Parameters
@@ -122,25 +134,3 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     """
 
     fast = True
-
-    def __init__(
-        self,
-        *,
-        alpha: float,
-        beta: float,
-        priority_key: Key = "td_error",
-        eps: float = 1e-8,
-        storage: Storage | None = None,
-        reduction: str = "max",
-        **options: Any,
-    ) -> None:
-        sampler = _by_priority(storage, alpha, beta, eps, reduction)
-        super().__init__(priority_key=priority_key, storage=storage, sampler=sampler, **options)
-
-
-def _by_priority(storage: Any, alpha: float, beta: float, eps: float, reduction: str) -> PrioritizedSampler:
-    from rlcli.data.samplers.prioritized import PrioritizedSampler
-
-    if storage is not None and not isinstance(storage, Storage):
-        raise ArgumentError("a prioritized buffer needs a storage", fix="For instance LazyTensorStorage(100_000).")
-    return PrioritizedSampler(LIST_SIZE if storage is None else storage.max_size, alpha, beta, eps, reduction)

@@ -113,28 +113,6 @@ class Disk:
                 if fd >= 0:
                     os.close(fd)
 
-    def stretch_file(self, path: Path, size: int) -> None:
-        """Make a file of so many bytes, none of which need have its place on the disk yet: see `reserve`."""
-        with explained(path):
-            self.at("create", path)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.ftruncate(fd, size)
-            finally:
-                os.close(fd)
-
-    def reserve(self, path: Path, size: int) -> None:
-        """Reserve room on the disk for so many bytes of an existing file."""
-        if not size:
-            return
-        with explained(path, size):
-            self.at("reserve", path)
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.posix_fallocate(fd, 0, size)
-            finally:
-                os.close(fd)
-
     def link(self, old: Path, new: Path) -> bool:
         """Give a finished file a second name; False where the file system has none (another disk, no links)."""
         with explained(new):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from rlcli.data.files.disk import Disk, digest_of
 from rlcli.errors import DamagedDataError, ResourceError
-from rlcli.processes.lock import ProcessLock
+from rlcli.processes.lock import ProcessLock, is_free
 from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed
 
 JOURNAL = "journal.jsonl"
@@ -220,12 +220,9 @@ class Journal:
 
 def need_free(path: Path) -> None:
     """Refuse a journal that somebody writes now; it need not be there."""
-    try:
-        ProcessLock(os.open(path, os.O_RDWR | os.O_CLOEXEC)).drop()
-    except FileNotFoundError:
-        return
-    except BlockingIOError:
-        raise _written(path) from None
+    with contextlib.suppress(FileNotFoundError):
+        if not is_free(path):
+            raise _written(path)
 
 
 def _written(path: Path) -> ResourceError:

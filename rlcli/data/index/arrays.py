@@ -114,7 +114,7 @@ class IndexArrays:
         larger = np.concatenate((self.slots, np.empty(slots - len(self.slots), np.int64)))
         self.pool.grow(slots)
         self.slots = larger
-        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.memory.ctypes.data, self.pool.slot_width
+        self.find_pool()
 
     def find_pool(self) -> None:
         """Note where the pool lies, after it was copied or its slots took another form."""

@@ -200,6 +200,6 @@ def count_unfollowed(before: tuple[int, int], scalars: np.ndarray, shape: Sequen
         "as they were collected, time last and not shuffled (batch.reshape(-1) of [envs, time] is fine), and "
         "transform observations in the env or when sampling. Very short episodes are better kept with "
         "next_obs=full.",
-        stacklevel=4,
+        stacklevel=5,
     )
     return None

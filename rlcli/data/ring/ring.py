@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class Ring:
     """Keep rows in time."""
 
-    objects = shared = False  # what it keeps are objects of any kind; another process writes it
+    objects = False  # what it keeps are objects of any kind
 
     def __init__(
         self,

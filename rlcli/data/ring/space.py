@@ -89,6 +89,6 @@ def warn_of_left_out(rows: int, most: int) -> bool:
     warnings.warn(
         f"the batch has {rows} rows and the storage takes {most}: of each env the last ones are kept. "
         f"Use max_size={rows} or more, or smaller batches.",
-        stacklevel=4,
+        stacklevel=5,
     )
     return True

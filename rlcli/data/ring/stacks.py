@@ -191,7 +191,7 @@ class FrameStacks:
                 f"{self._whole} of {self._seen} rows of {show(self.key)} are not the stack above them shifted by one "
                 f"frame, so they are stored whole: frame_stack={self.frames} saves little here. Frames must lie "
                 "oldest first along the first dim; a batch must not be shuffled.",
-                stacklevel=5,
+                stacklevel=6,
             )
         self._seen = self._whole = 0
 

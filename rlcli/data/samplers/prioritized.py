@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.index import Slices
-from rlcli.data.samplers.sampler import Draw, Sampler, live_rows, uniform
+from rlcli.data.samplers.sampler import Draw, Sampler, live_rows
 from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.errors import ArgumentError
 from rlcli.kernels.sum_tree import SumTree
@@ -83,45 +83,45 @@ class PrioritizedSampler(Sampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(seed)
+        self._prioritize(max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer)
+
+    def _prioritize(
+        self, max_capacity: int, alpha: float, beta: float, eps: float, reduction: str, within_buffer: bool
+    ) -> None:  # fmt: skip
+        """Begin with no priorities; see the class."""
         self.max_capacity = arguments.count("max_capacity", max_capacity)
         self.alpha, self.beta, self.eps = arguments.number("alpha", alpha), beta, arguments.number("eps", eps)
         if reduction not in REDUCTIONS:
             raise ArgumentError(f"reduction is one of {', '.join(REDUCTIONS)}", why=f"got {reduction!r}")
-        self.reduction, self.max_priority_within_buffer = reduction, max_priority_within_buffer
+        self.reduction, self.max_priority_within_buffer = reduction, within_buffer
         self._tree = SumTree(max_capacity)
         self._given, self._largest = False, (1.0 + self.eps) ** self.alpha  # until one is given, priorities are 1
         self._base = 0  # writes before this one are evicted
         self._met: int | None = 0  # and those before this one have a priority; None: of a state
 
     def bind(self, ring: Ring) -> None:
-        super().bind(ring)
         if self.max_capacity < ring.storage.max_size:
             raise ArgumentError(
                 "the sampler has fewer priorities than the storage has rows",
                 why=f"max_capacity {self.max_capacity}, max_size {ring.storage.max_size}",
                 fix=f"Use max_capacity={ring.storage.max_size}.",
             )
+        super().bind(ring)
 
     # ---- drawing -----------------------------------------------------------------------------------------------
     def sample(self, ring: Ring, batch_size: int) -> Draw:
-        rows = self.draw(batch_size)
-        return Draw(rows, columns={WEIGHT: self.weight(rows)})
+        rows = self._draw(batch_size)
+        return Draw(rows, columns={WEIGHT: self._weight(self._tree.priorities[rows], self._tree.least)})
 
-    def draw(self, count: int) -> np.ndarray:
-        """Rows by priority, int64 ``[count]``."""
-        rows = self._tree.draw(uniform(self.random, count))
+    def _draw(self, count: int) -> np.ndarray:
+        """Draw rows by priority, int64 ``[count]``."""
+        rows = self._tree.draw(self.random.random(count))
         if rows[0] < 0:
             raise ArgumentError("no row can be drawn: every priority is 0", fix="Use eps above 0.")
         return rows
 
-    def draw_among(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """Some of these rows by priority, int64 ``[count]``: one pass over them.
-
-        Raises
-        ------
-        ArgumentError
-            All their priorities are 0.
-        """
+    def _draw_among(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """Draw some of these rows by priority, int64 ``[count]``, in one pass over them."""
         rows = rows[self._tree.priorities[rows] > 0]
         if not len(rows):
             raise ArgumentError(
@@ -129,19 +129,16 @@ class PrioritizedSampler(Sampler):
                 fix="Use eps above 0, or shorter slices.",
             )
         above = np.cumsum(self._tree.priorities[rows])
-        place = np.searchsorted(above, uniform(self.random, count) * above[-1], side="right")
+        place = np.searchsorted(above, self.random.random(count) * above[-1], side="right")
         return rows[np.minimum(place, len(rows) - 1)]
 
-    def weight(self, rows: np.ndarray) -> Tensor:
-        """Importance weights of rows, float32 ``[N]``, at most 1."""
-        return self._weight(self._tree.priorities[rows], self._tree.least)
-
-    def weight_among(self, rows: np.ndarray) -> Tensor:
-        """Importance weights of rows, float32 ``[N]``, of which the largest is 1."""
+    def _weight_among(self, rows: np.ndarray) -> Tensor:
+        """Return importance weights of rows, float32 ``[N]``, of which the largest is 1."""
         priorities = self._tree.priorities[rows]
         return self._weight(priorities, priorities.min())
 
     def _weight(self, priorities: np.ndarray, least: float) -> Tensor:
+        """Return importance weights, float32 ``[N]``, at most 1 if none of the priorities is below the least."""
         return torch.from_numpy(((priorities / least) ** -self.beta).astype(np.float32))
 
     @property
@@ -269,7 +266,7 @@ class PrioritizedSampler(Sampler):
 TRIES = 8
 
 
-class PrioritizedSliceSampler(SliceSampler):
+class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
     """Draw slices by the priority of their first row, behind their burn-in.
 
     Every row of a slice has that row's `priority_weight`, of which the largest in a sample is 1. Priorities are given
@@ -284,7 +281,7 @@ class PrioritizedSliceSampler(SliceSampler):
     """
 
     fast = True
-    has_priorities = True
+    mixes = False
 
     def __init__(
         self,
@@ -302,31 +299,17 @@ class PrioritizedSliceSampler(SliceSampler):
         **slices: Any,
     ) -> None:
         need_no_span(type(self), slices)
-        super().__init__(
-            num_slices=num_slices, slice_len=slice_len, strict_length=strict_length, burn_in=burn_in, **slices
+        SliceSampler.__init__(
+            self, num_slices=num_slices, slice_len=slice_len, strict_length=strict_length, burn_in=burn_in, **slices
         )
-        self.priorities = PrioritizedSampler(max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer)
-        self.priorities.random = self.random
-
-    @property
-    def beta(self) -> float:
-        """See `PrioritizedSampler`; may be set anew at any time."""
-        return self.priorities.beta
-
-    @beta.setter
-    def beta(self, value: float) -> None:
-        self.priorities.beta = value
-
-    def bind(self, ring: Ring) -> None:
-        self.priorities.bind(ring)
-        super().bind(ring)
+        self._prioritize(max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer)
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
-        draw = super().sample(ring, batch_size)
+        draw = SliceSampler.sample(self, ring, batch_size)
         assert draw.lengths is not None
         repeats = np.full(len(draw.lengths), draw.padded) if draw.padded else draw.lengths
         first = np.cumsum(repeats) - repeats + (0 if draw.burn_in is None else draw.burn_in)
-        weight = self.priorities.weight_among(draw.rows[first])
+        weight = self._weight_among(draw.rows[first])
         draw.columns[WEIGHT] = weight.repeat_interleave(torch.from_numpy(repeats))
         return draw
 
@@ -340,7 +323,7 @@ class PrioritizedSliceSampler(SliceSampler):
         """Return paths `[count, length]` from starts drawn by priority, and how many of their rows are real."""
         paths, sizes, found = [], [], 0
         for attempt in range(TRIES):
-            rows = self.priorities.draw(count << min(attempt, 4))  # more where few rows are legal ones
+            rows = self._draw(count << min(attempt, 4))  # more where few rows are legal ones
             path, size = ring.index.walk(rows, length)
             legal = size == length
             if not self.strict_length:
@@ -366,28 +349,4 @@ class PrioritizedSliceSampler(SliceSampler):
         rows = rows[legal]
         if not len(rows):
             raise ring.index.too_short(length)
-        return self.priorities.draw_among(rows, count)
-
-    def extended(self, ring: Ring, count: int) -> None:
-        self.priorities.extended(ring, count)
-
-    def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
-        self.priorities.overwritten(ring, rows)
-
-    def check_priority(self, priority: torch.Tensor) -> None:
-        self.priorities.check_priority(priority)
-
-    def update_priority(self, ring: Ring, rows: np.ndarray, priority: torch.Tensor) -> None:
-        self.priorities.update_priority(ring, rows, priority)
-
-    def empty(self) -> None:
-        self.priorities.empty()
-
-    def loaded(self, ring: Ring) -> None:
-        self.priorities.loaded(ring)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.priorities.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.priorities.load_state_dict(state)
+        return self._draw_among(rows, count)

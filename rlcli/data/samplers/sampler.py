@@ -268,11 +268,6 @@ def shuffled(random: RandomStream, count: int) -> np.ndarray:
     return np.random.default_rng(int(random.integers(2**62, 1)[0])).permutation(count)
 
 
-def uniform(random: RandomStream, count: int) -> np.ndarray:
-    """Return the numbers of [0, 1), float64 ``[count]``."""
-    return random.integers(2**53, count) * 2.0**-53
-
-
 class RandomSampler(Sampler):
     """Every stored row is equally likely at every draw.
 

@@ -1,12 +1,12 @@
-"""Buffers whose rows lie in memory that processes share: one process writes a region, one samples it.
+"""Buffers that another process writes: batches pass through memory that both share, and this process keeps and samples.
 
 ```
-writer process                       files of a scratch folder                      owner process
-own ring: checks, compares   ->   rows-*.bin  sides-*.bin  layout.json   ->   own index, sampler, transforms
-                                  words: rows published, closed
+writer process          files of a scratch folder            owner process
+checks, copies    ->    rows-*.bin  layout.json        ->    buffer: storage, index, sampler, transforms
+                        words: rows published, closed
 ```
-Published rows never change: a writer appends, then stores one word. So nobody waits for anybody, no lock is shared, and
-a writer that is killed at any instruction leaves what it published.
+Published batches never change: a writer appends, then stores one word. So nobody waits for anybody, no lock is shared,
+and a writer that is killed at any instruction leaves what it published.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
+    from rlcli.data.shared.inbox import Inbox as Inbox
     from rlcli.data.shared.region import RegionWriter as RegionWriter
-    from rlcli.data.shared.ring import SharedRing as SharedRing
 
 __getattr__, __dir__, __all__ = lazily(__name__)

@@ -4,20 +4,19 @@
 /dev/shm/rlcli-rows-3f09c1aa-4711-0/    run 3f09c1aa, process 4711, its first folder
 words         [published rows, closed]  each word has one writer: the region's, and its owner
 layout.json   keys, dtypes, shapes, env dims; there before anything is published
+rows-*.bin    batches, see `row_log`
 ```
 The folder is gone with its owner, and swept where that was killed. Who is there, owner or writer, holds the lock of a
 file: the kernel drops it when that process ends, in whatever way. Nobody ever waits for such a lock, and a forked child
 does not hold what its parent holds.
 
-The writer's end is a few words when it travels, and a ring of its own once it is used. That ring does what it does in
-one process: it refuses what does not fit, and proves which next observations the rows below stand for. Here its answer
-is written beside the rows, and all of it published by one store.
+The writer's end is a few words when it travels. It refuses what does not fit, writes a batch, and publishes it by one
+store.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -27,26 +26,24 @@ import shutil
 import tempfile
 import threading
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from rlcli import kernels
-from rlcli.data.fields import columns_of, listed_fields, read_fields
+from rlcli.data.fields import columns_of, listed_fields, read_fields, width_of
 from rlcli.data.files.disk import SCRATCH, Disk, explained
 from rlcli.data.files.tensors import map_file
-from rlcli.data.next_obs.pairs import observation_keys
 from rlcli.data.next_obs.rows import is_sparse
-from rlcli.data.ring.layout import Markers, RingLayout
-from rlcli.data.ring.ring import Ring
-from rlcli.data.shared.shared_rows import APART, BORDER, CUT, FIRST, SharedRows
-from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
-from rlcli.keys import Key, show, under_next
-from rlcli.processes.lock import ProcessLock, hold, let_go
+from rlcli.data.ring.layout import NOTHING, RingLayout, lane_shape_of
+from rlcli.data.shared.row_log import LogWriter
+from rlcli.errors import ArgumentError, ResourceError
+from rlcli.keys import Key, show
+from rlcli.processes.lock import ProcessLock, hold, is_free, let_go
+from rlcli.specs.field import Field
 
 _RUN, _counted = secrets.token_hex(4), itertools.count()
 _NAME = re.compile(rf"{SCRATCH}[0-9a-f]{{8}}-(\d+)-\d+")
@@ -113,30 +110,8 @@ def holder(path: Path) -> int | None:
     return None
 
 
-def is_free(path: Path) -> bool:
-    """Say whether nobody holds it now; the file must be there."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
-
-
 LAYOUT, WORDS = "layout.json", "words"
 _CURSOR, _CLOSED = 0, 64  # bytes; a cache line each
-
-
-@dataclass(frozen=True)
-class RingAddress:
-    """Tell another process where a region is, and what its ring is like."""
-
-    folder: str
-    max_size: int
-    ndim: int
-    next_obs: str
 
 
 class RingFolder:
@@ -171,24 +146,18 @@ class RingFolder:
         kernels.compiled.publish(self._address + _CLOSED, 1)
 
     # ---- layout ------------------------------------------------------------------------------------------------
-    def declare(self, ring: Ring) -> None:
-        """Write down how a ring's rows are laid out; whole or not at all."""
-        layout = {"fields": listed_fields(ring.fields), "lane_shape": list(ring.lane_shape), "exact": ring.exact}
+    def declare(self, layout: RingLayout) -> None:
+        """Write down what all batches have in common; whole or not at all."""
+        said = {"fields": listed_fields(layout.fields), "lane_shape": list(layout.lane_shape)}
         beside = self.folder / f"{LAYOUT}.tmp"
         with explained(self.folder):
-            beside.write_text(json.dumps(layout))
+            beside.write_text(json.dumps(said))
             os.replace(beside, self.folder / LAYOUT)
 
-    def lay_out(self, ring: Ring) -> bool:
-        """Lay another ring out alike; False where nothing is written down yet."""
-        try:
-            layout = json.loads((self.folder / LAYOUT).read_text())
-        except FileNotFoundError:
-            return False
-        fields, lane_shape = read_fields(layout["fields"]), torch.Size(layout["lane_shape"])
-        markers, keys = Markers.among(fields, *ring.asked), observation_keys(fields)
-        ring.lay_out(RingLayout(fields, lane_shape, markers, keys, layout["exact"]))
-        return True
+    def layout(self) -> RingLayout:
+        """Return what was written down before the first rows were published."""
+        said = json.loads((self.folder / LAYOUT).read_text())
+        return RingLayout(read_fields(said["fields"]), torch.Size(said["lane_shape"]), NOTHING.markers)
 
 
 def gone(folder: Path) -> ResourceError:
@@ -203,7 +172,12 @@ LOCK = "writer"
 class RegionWriter:
     """Writes one region, from one process at a time; pickled or forked, it is another process's to use.
 
-    `without`: refuse batches with this key: they would say something that only the owner can hear.
+    Parameters
+    ----------
+    folder, max_size, ndim
+        Of the region, and of the storage that its owner keeps the rows in.
+    without : key, optional
+        Batches with this key are refused: they would say something that only the owner can hear.
 
     Examples
     --------
@@ -211,18 +185,19 @@ class RegionWriter:
     ...     writer.extend(batch)
     """
 
-    def __init__(self, place: RingAddress, without: Key | None = None) -> None:
-        self.place, self.without = place, without
+    def __init__(self, folder: str, max_size: int, ndim: int, without: Key | None = None) -> None:
+        self.folder, self.max_size, self.ndim, self.without = folder, max_size, ndim, without
         self._forget()
 
     def _forget(self) -> None:
         self._pid, self._mutex = os.getpid(), threading.Lock()
         self._lock: ProcessLock | None = None
         self._region: RingFolder | None = None
-        self._ring: Ring | None = None
+        self._log: LogWriter  # of the region, once that is open
+        self._layout, self._takes_over = NOTHING, False  # and whether the next write comes after another writer's
 
     def __reduce__(self) -> tuple:
-        return RegionWriter, (self.place, self.without)
+        return RegionWriter, (self.folder, self.max_size, self.ndim, self.without)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: TensorDictBase) -> int:
@@ -240,14 +215,14 @@ class RegionWriter:
         ResourceError
             Another process writes this region, its owner is gone, or there is no room; nothing was published.
         """
-        self._check(batch)
+        columns = self._checked(batch)
         if self._pid != os.getpid():
             self._forget()
         with self._mutex:
-            ring, region = self._opened()
+            region = self._opened()
             try:
-                self._write(ring, region, batch)
-            except (ArgumentError, MissingKeyError):  # nothing was written
+                self._write(region, columns, batch.batch_size)
+            except ArgumentError:  # nothing was written
                 raise
             except BaseException:  # as after a kill: what was not published never was
                 self._let_go()
@@ -263,7 +238,7 @@ class RegionWriter:
         if self._pid == os.getpid():
             self._let_go()
 
-    def _check(self, batch: Any) -> None:
+    def _checked(self, batch: Any) -> dict[Key, Tensor]:
         if not isinstance(batch, TensorDictBase) or not batch.ndim:
             raise ArgumentError("a shared buffer takes TensorDicts with a time dim", why=f"got {type(batch).__name__}")
         keys = columns_of(batch)
@@ -277,48 +252,56 @@ class RegionWriter:
                 "a shared buffer takes next_obs full or exact",
                 why="these rows hold differences, or states here and there",
             )
-        lanes = batch.shape.numel() // max(1, batch.shape[-1]) if self.place.ndim > 1 else 1
-        if batch.shape.numel() > self.place.max_size // max(1, lanes) * max(1, lanes):
+        lanes = batch.shape.numel() // max(1, batch.shape[-1]) if self.ndim > 1 else 1
+        if batch.shape.numel() > self.max_size // max(1, lanes) * max(1, lanes):
             raise ArgumentError(
                 "the batch is larger than the storage",
-                why=f"{batch.shape.numel()} rows, max_size {self.place.max_size}",
+                why=f"{batch.shape.numel()} rows, max_size {self.max_size}",
                 fix=f"Use max_size={batch.shape.numel()} or more, or smaller batches.",
             )
+        return keys
 
-    def _write(self, ring: Ring, region: RingFolder, batch: TensorDictBase) -> None:
-        storage = ring.storage
-        assert isinstance(storage, SharedRows)
-        before = region.cursor
-        if not len(ring.extend(batch)):
+    def _write(self, region: RingFolder, columns: dict[Key, Tensor], lead: torch.Size) -> None:
+        first = region.cursor
+        if first:
+            self._layout.check(columns, lead, self.ndim)
+        else:
+            fields = {key: Field.of(column, len(lead)) for key, column in columns.items()}
+            self._layout = RingLayout(fields, lane_shape_of(lead, self.ndim), NOTHING.markers)
+            Disk().require(region.folder, width_of(fields) * self.max_size)
+        if not lead.numel():
             return
-        storage.mark(before, *_marks(ring, before, batch.batch_size))
-        if not before:
-            region.declare(ring)
-        region.publish(storage.total)
-        storage.drop(storage.total - storage.capacity)
+        self._log.write(first, columns, self._layout.fields, lead, cut=self._takes_over)
+        if not first:
+            region.declare(self._layout)
+        region.publish(first + lead.numel())
+        self._takes_over = False
+        self._log.drop(first + lead.numel() - self.max_size)
 
     # ---- opening -----------------------------------------------------------------------------------------------
-    def _opened(self) -> tuple[Ring, RingFolder]:
-        if self._region is not None and self._ring is not None:
+    def _opened(self) -> RingFolder:
+        if self._region is not None:
             if self._region.closed:
                 raise gone(self._region.folder)
-            return self._ring, self._region
-        folder = Path(self.place.folder)
+            return self._region
+        folder = Path(self.folder)
         self._lock = _lock(folder)
         try:
             region = RingFolder(folder)
             if region.closed:
                 raise gone(folder)
-            self._ring, self._region = _go_on(self.place, region), region
+            begin = region.cursor
+            self._layout, self._takes_over = region.layout() if begin else NOTHING, begin > 0
+            self._log, self._region = LogWriter(folder, begin), region
         except BaseException:
             self._let_go()
             raise
-        return self._ring, self._region
+        return region
 
     def _let_go(self) -> None:
         if self._lock is not None:
             let_go(self._lock)
-        self._lock = self._region = self._ring = None
+        self._lock = self._region = None
 
     def __enter__(self) -> RegionWriter:
         return self
@@ -327,7 +310,7 @@ class RegionWriter:
         self.close()
 
     def __repr__(self) -> str:
-        return f"RegionWriter({self.place.folder!r})"
+        return f"RegionWriter({self.folder!r})"
 
 
 def _lock(folder: Path) -> ProcessLock:
@@ -342,36 +325,3 @@ def _lock(folder: Path) -> ProcessLock:
         ) from error  # fmt: skip
     except FileNotFoundError as error:
         raise gone(folder) from error
-
-
-def _go_on(place: RingAddress, region: RingFolder) -> Ring:
-    """Return a ring whose first row comes after the last that was published, by whomever."""
-    disk, begin = Disk(), region.cursor
-    storage = SharedRows(place.max_size, region.folder, ndim=place.ndim, disk=disk)
-    ring = Ring(storage, next_obs=place.next_obs)
-    storage.start_at(begin)
-    if begin:
-        region.lay_out(ring)
-    else:  # what was written down, if anything, was for rows that were never published
-        (region.folder / LAYOUT).unlink(missing_ok=True)
-    storage.tidy()
-    return ring
-
-
-def _marks(ring: Ring, before: int, lead: torch.Size) -> tuple[np.ndarray, np.ndarray]:
-    """Return the marks of the rows from number `before` on, which the ring has just written, and their sides."""
-    storage = ring.storage
-    assert isinstance(storage, SharedRows)
-    marks = np.zeros(storage.total - before, np.uint8)
-    if ring.lanes == 1 and len(lead) > 1:
-        marks[:: lead[-1]] = BORDER
-    marks[0] |= FIRST | (CUT if before == storage.begin and before else 0)
-    sides: Any = np.empty((0, 0), np.uint8)
-    if ring.exact and ring.pool is not None:
-        rows = (before - storage.begin + np.arange(len(marks))) % storage.capacity
-        apart = ring.index.next_places(rows)[0] != ring.space.below(rows)
-        marks[apart] |= APART
-        pairs = ring.contents.pairs
-        found = ring.columns(rows[apart], pairs.nexts)
-        sides = ring.pool.pack({key: found[under_next(key)] for key in pairs.keys})
-    return marks, sides

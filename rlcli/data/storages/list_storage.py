@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,8 +19,6 @@ from torch import Tensor
 from rlcli.data.ring.space import RingSpace, warn_of_left_out
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key
-from rlcli.specs.field import Field
 
 
 class ListStorage(Storage):
@@ -46,30 +44,22 @@ class ListStorage(Storage):
         super().__init__(max_size)
         self.items: list[Any] = []
 
-    def put(self, start: int, items: Sequence[Any]) -> None:
-        """Objects at rows `[start, start + N)`; never past the capacity, and no row is left out."""
-        self.items[start : start + len(items)] = items
-
-    def put_at(self, rows: np.ndarray, items: Sequence[Any]) -> None:
-        """Objects at single rows; of a row given twice the last counts."""
+    def put(self, rows: np.ndarray, items: Sequence[Any]) -> None:
+        """Objects at rows int64 `[N]`, the one behind the newest among them; of a row given twice the last counts."""
         for row, item in zip(rows.tolist(), items, strict=True):
-            self.items[row] = item
+            self.items[row : row + 1] = [item]
 
     def take(self, rows: np.ndarray) -> list[Any]:
         """The objects of rows int64 `[N]`."""
         return [self.items[row] for row in rows.tolist()]
 
-    def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
-        _refuse()
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ArgumentError(
+            "a list of objects has no columns", why="slices, next observations and dumps need them",
+            fix="Use LazyTensorStorage, or a sampler that draws single rows.",
+        )  # fmt: skip
 
-    def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
-        _refuse()
-
-    def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        _refuse()
-
-    def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        _refuse()
+    declare = write = scatter = gather = _refuse
 
     def clear(self) -> None:
         self.items = []
@@ -109,17 +99,10 @@ def _bytes(item: Any) -> int:
     return item.bytes() if isinstance(item, TensorDictBase) else 0
 
 
-def _refuse() -> NoReturn:
-    raise ArgumentError(
-        "a list of objects has no columns", why="slices, next observations and dumps need them",
-        fix="Use LazyTensorStorage, or a sampler that draws single rows.",
-    )  # fmt: skip
-
-
 class ObjectRing:
     """Keep objects in the order of writing; the oldest make room for new ones."""
 
-    lanes, objects, shared = 1, True, False
+    lanes, objects = 1, True
 
     def __init__(self, storage: ListStorage) -> None:
         self.storage, self.steps, self.cursor, self._warned = storage, storage.max_size, 0, False
@@ -139,14 +122,13 @@ class ObjectRing:
         if len(items) > self.space.size and not self._warned:
             self._warned = warn_of_left_out(len(items), self.space.size)
         rows = self.space.rows(self.cursor, len(items))
-        for i, row in zip(range(len(items)), rows.tolist(), strict=True):
-            self.storage.put(row, items[i : i + 1])
+        self.storage.put(rows, items)
         self.cursor += len(items)
         return rows
 
     def overwrite(self, rows: np.ndarray, items: Sequence[Any]) -> None:
         """Put other objects in the place of stored ones."""
-        self.storage.put_at(rows, items)
+        self.storage.put(rows, items)
 
     def read(self, rows: np.ndarray) -> Any:
         """Return the objects of rows, as `collate` puts them together."""

@@ -55,7 +55,6 @@ from rlcli.data.storages.segment import (
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
-from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 
@@ -400,11 +399,6 @@ class LazyMemmapStorage(Storage):
             )
         content = (self.folder / state_name(state[0])).read_bytes()
         return decode_state(content, self.where), (self.first, self.total)
-
-    def private(self) -> str | None:
-        if not own(self) or self.device.type != "cpu":
-            return super().private()
-        return "rows in a scratch_dir are journalled by the process that writes them" if self.kept else None
 
     @property
     def segment_rows(self) -> int:

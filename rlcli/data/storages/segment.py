@@ -165,17 +165,11 @@ class SegmentTable:
         at = number % len(self._addresses)
         self._addresses[at], self.segments[number] = segment.address, segment  # no interrupt comes between them
 
-    def below(self, number: int) -> list[Segment]:
-        """Return the segments of which every step is below a number."""
-        return [segment for n, segment in self.segments.items() if (n + 1) * self.rows <= number]
-
-    def pop_below(self, number: int) -> list[Segment]:
-        """Take segments of which every step is below a number out of the table, and return them."""
-        gone = self.below(number)
-        for segment in gone:
-            self._addresses[segment.number % len(self._addresses)] = 0
-            del self.segments[segment.number]
-        return gone
+    def pop_below(self, number: int) -> None:
+        """Take segments of which every step is below a number out of the table."""
+        for n in [n for n in self.segments if (n + 1) * self.rows <= number]:
+            self._addresses[n % len(self._addresses)] = 0
+            del self.segments[n]
 
     def put(self, number: int, columns: Mapping[Key, Tensor], count: int) -> None:
         """Write steps `[number, number + count)`, whose segments are here."""

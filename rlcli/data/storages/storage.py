@@ -288,10 +288,6 @@ class Storage(ABC):
         out = self.gather(rows, keys)
         return out if own(self, "gather") else {key: column.contiguous() for key, column in out.items()}
 
-    def private(self) -> str | None:
-        """Why other processes cannot be given such rows; None if they can."""
-        return f"{type(self).__name__} on {self.device} lies where one process alone can read it"
-
     # ---- what survives this process --------------------------------------------------------------------------------
     def due(self, count: int = 0) -> bool:
         """Whether the owner is to call `commit` after a write of `count` rows more."""

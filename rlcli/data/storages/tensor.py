@@ -164,9 +164,6 @@ class LazyTensorStorage(Storage):
     def memory(self) -> PlainColumns | None:
         return self._memory
 
-    def private(self) -> str | None:
-        return None if own(self) and self.device.type == "cpu" else super().private()
-
     def clear(self) -> None:
         self.fields, self._columns, self._memory, self.capacity = {}, {}, None, self.max_size
         self.written[0] = 0

@@ -22,9 +22,9 @@ from shared_worlds import (
 )
 
 from rlcli.data import LazyMemmapStorage, ReplayBuffer, ReplayBufferEnsemble
+from rlcli.data.shared import row_log
 from rlcli.data.shared.region import RingFolder, place, sweep
-from rlcli.data.shared.shared_rows import SharedRows, SideFile
-from rlcli.data.storages.segment import Segment
+from rlcli.data.shared.row_log import LogWriter, RowLog
 from rlcli.errors import ResourceError
 
 
@@ -54,7 +54,7 @@ def write_and_forget(writer, worker, line):
         time.sleep(0.001)
     rb = buffer()
     rb.extend(batch(0, 0, 0, 1, 5)[0])
-    line.send(str(rb.ring.folder.path))
+    line.send(str(rb.inbox.folder.path))
 
 
 @pytest.mark.parametrize("ways", [("spawn", "fork"), pytest.param(("spawn",) * 4, marks=pytest.mark.slow)])
@@ -101,7 +101,7 @@ def test_what_a_forked_writer_publishes_is_seen_and_true(lanes, ids, lazy, next_
         pid = forked(write_on, rb.writer(), 3, 0, lanes, 11, 60.0, ids, lazy)
         try:
             for upto in range(0, 600, 60):
-                wait_for(lambda upto=upto: rb.ring.region.cursor > upto * lanes)
+                wait_for(lambda upto=upto: rb.inbox.region.cursor > upto * lanes)
                 rows = rb[:].reshape(-1)
                 check_rows(rows, 3)
                 check_slices(rb.sample())
@@ -129,11 +129,11 @@ def kills(count, seed):
                 while time.monotonic() < deadline:
                     check_slices(rb.sample().exclude("index"))
                 end(pids[i])
-                published = rb[i].ring.region.cursor
+                published = rb[i].inbox.region.cursor
                 rows = rb[i][:]  # nobody blocks, nothing that was published is gone
                 check_rows(rows, i)
                 assert len(rows) == min(150, published)
-                assert rb[i].ring.rows.total == published
+                assert rb[i].inbox.taken == published
                 assert rows["observation"][:, 1].max() <= lives[i]
                 lives[i] += 1
                 live(i)
@@ -157,13 +157,12 @@ def test_300_kills(seed):
 
 
 STEPS = [  # what a writer does to files and memory, in the order of one write
-    (Segment, "made"),
-    (SharedRows, "write"),
-    (SharedRows, "mark"),
-    (SideFile, "write"),
+    (LogWriter, "write"),
+    (RowLog, "_open"),
+    (RowLog, "_part"),
     (RingFolder, "declare"),
     (RingFolder, "publish"),
-    (SharedRows, "_remove"),
+    (LogWriter, "drop"),
 ]
 
 
@@ -185,10 +184,9 @@ def dies_after(calls, after, writer, lengths):
 
         return called
 
+    row_log._LEAST, row_log._WRITES = 1, 2  # writes of a file
     for owner, name in STEPS:
-        kept = owner.__dict__[name]
-        new = watched(getattr(owner, name)) if isinstance(kept, classmethod) else watched(kept)
-        setattr(owner, name, staticmethod(new) if isinstance(kept, classmethod) else new)
+        setattr(owner, name, watched(getattr(owner, name)))
     start = 0
     for length in lengths:
         writer.extend(batch(5, calls, start, 1, length)[0])
@@ -202,11 +200,11 @@ def test_every_place_where_a_writer_can_end_leaves_a_region_that_another_can_go_
         calls, status = 0, 9
         while status == 9:
             calls += 1
-            before = rb.ring.region.cursor
+            before = rb.inbox.region.cursor
             status = os.waitstatus_to_exitcode(
                 os.waitpid(forked(dies_after, calls, after, rb.writer(), [17] * 5), 0)[1]
             )
-            now = rb.ring.region.cursor
+            now = rb.inbox.region.cursor
             assert (now - before) % 17 == 0
             if now:
                 rows = rb[:]
@@ -262,10 +260,10 @@ def test_a_forked_child_writes_the_buffer_that_it_was_given_and_never_waits_for_
 
         rb.extend(batch(0, 0, 0, 1, 14, lazy=False)[0])
         rb.sample()
-        rb.ring._writer.close()
+        rb.inbox.writer.close()
         assert os.waitpid(forked(work), 0)[1] == 0
         assert len(rb) == 28 and check_rows(rb[:])[:, 2].tolist() == list(range(28))
-        assert rb.ring.folder.path.is_dir()  # the child has taken nothing away
+        assert rb.inbox.folder.path.is_dir()  # the child has taken nothing away
 
 
 def test_nothing_is_left_in_shared_memory():
@@ -311,7 +309,7 @@ def test_a_writer_whose_owner_is_gone_is_told():
 
 def test_rows_may_lie_in_temporary_files():
     with ReplayBuffer(storage=LazyMemmapStorage(100), shared=True, batch_size=5) as rb:
-        assert not str(rb.ring.folder.path).startswith("/dev/shm")
+        assert not str(rb.inbox.folder.path).startswith("/dev/shm")
         rb.writer().extend(batch(0, 0, 0, 1, 50)[0])
         check_rows(rb.sample())
         assert torch.equal(rb[:]["observation"][:, 3], torch.arange(50.0, dtype=torch.float64))

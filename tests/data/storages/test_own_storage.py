@@ -146,10 +146,6 @@ def test_a_buffer_samples_saves_and_loads_over_it(tmp_path, sampler, kind):
     assert own.storage.nbytes == 0
 
 
-def test_what_it_cannot_do_is_refused():
-    refused(ArgumentError, "ZippedStorage", lambda: ReplayBuffer(storage=ZippedStorage(10), shared=True))
-
-
 class Doubled(LazyTensorStorage):
     """One of ours, of which one method is another."""
 
