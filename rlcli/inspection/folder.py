@@ -262,7 +262,7 @@ def _keys_of_buffer(ring: Ring, rows: np.ndarray) -> list[KeyFacts]:
             name = show(unravel(key))
             keys.setdefault(name, KeyFacts.of(name, value, 1)).add(value)
     widths = {show(unravel(key)): ring.contents.width(key) or 0.0 for key in ring.contents.stored}
-    pool = 0 if ring.pool is None else ring.pool.memory.nbytes
+    pool = ring.contents.pairs.memory.nbytes
     apart = sum(facts.full for name, facts in keys.items() if name not in widths)
     for name, facts in keys.items():
         facts.stored = round(widths[name] * len(rows)) if name in widths else round(pool * facts.full / max(apart, 1))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, RAW, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
-from rlcli.recognise import declaring, overridden, own
+from rlcli.recognise import declaring, overridden
 from rlcli.specs import Composite, TensorSpec, Unbounded
 from rlcli.specs.base import as_field
 from rlcli.specs.dtypes import torch_dtype
@@ -339,11 +339,6 @@ class Transform(nn.Module):
                 fix="Reset the env first, or name the right key in in_keys.",
             )
         return value
-
-
-def is_ours(transform: Transform, method: str) -> bool:
-    """Return True if no class of the user's, nor this very object, has a method of its own."""
-    return own(transform, method)
 
 
 def _transforms_in(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Transform]]:

@@ -367,11 +367,11 @@ def _marks(ring: Ring, before: int, lead: torch.Size) -> tuple[np.ndarray, np.nd
         marks[:: lead[-1]] = BORDER
     marks[0] |= FIRST | (CUT if before == storage.begin and before else 0)
     sides: Any = np.empty((0, 0), np.uint8)
-    if ring.exact and ring.pool is not None:
+    if ring.exact:
         rows = (before - storage.begin + np.arange(len(marks))) % storage.capacity
         apart = ring.index.next_places(rows)[0] != ring.space.below(rows)
         marks[apart] |= APART
         pairs = ring.contents.pairs
         found = ring.columns(rows[apart], pairs.nexts)
-        sides = ring.pool.pack({key: found[under_next(key)] for key in pairs.keys})
+        sides = pairs.pack({key: found[under_next(key)] for key in pairs.keys})
     return marks, sides

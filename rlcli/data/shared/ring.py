@@ -128,19 +128,18 @@ class SharedRing(Ring):
         self, start: int, marks: np.ndarray, order: np.ndarray, columns: Mapping[Key, Tensor]
     ) -> dict[Key, Tensor]:
         """Return next observations as the writer left them: the row below, or a side."""
-        pool, pairs = self.pool, self.contents.pairs
-        assert pool is not None
+        pairs = self.contents.pairs
         apart = marks & APART != 0
-        sides = self.rows.sides(start, marks, pool.slot_width)
+        sides = self.rows.sides(start, marks, pairs.slot_width)
         if not apart[-1]:  # a piece that ends inside its write, where the row below is there
-            below = pool.pack(self.rows.at(np.array([start + len(marks)]), pairs.keys))
+            below = pairs.pack(self.rows.at(np.array([start + len(marks)]), pairs.keys))
             apart[-1], sides = True, np.concatenate((sides, below))
         where = np.where(apart, len(order) - 1 + np.cumsum(apart), np.arange(len(order)))[order]
         inside = where < len(order)
         where[inside] = np.flatnonzero(inside) + 1  # the last row of a lane is always apart
         index = torch.from_numpy(where.astype(np.int32))
         out: dict[Key, Tensor] = {}
-        places = zip(pool.offsets.tolist(), pool.widths.tolist(), strict=True)
+        places = zip(pairs.offsets.tolist(), pairs.widths.tolist(), strict=True)
         for key, after, (at, width) in zip(pairs.keys, pairs.nexts, places, strict=True):
             part = torch.from_numpy(np.ascontiguousarray(sides[:, at : at + width]).reshape(-1))
             extra = part.view(self.fields[key].dtype).view(len(sides), *self.fields[key].shape)

@@ -153,7 +153,7 @@ def test_an_epoch_has_every_row_of_a_known_state_once(drop_last, size):
     for _, few in pairs:
         buffer.extend(few)
     live = buffer.ring.space.live_rows(buffer.ring.cursor)
-    known = live[buffer.ring.steps_from_state(live) >= 0].tolist()
+    known = live[buffer.ring.contents.steps_from_state(live) >= 0].tolist()
     assert len(known) < len(live)
     for _ in range(4):
         drawn, over = [], False
