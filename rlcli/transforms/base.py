@@ -103,8 +103,8 @@ class Transform(nn.Module):
 
     def __init__(self, in_keys: Sequence[Key] = (), out_keys: Sequence[Key] | None = None) -> None:
         super().__init__()
-        self.in_keys = _key_list(in_keys)
-        self.out_keys = list(self.in_keys) if out_keys is None else _key_list(out_keys)
+        self.in_keys = key_list(in_keys)
+        self.out_keys = list(self.in_keys) if out_keys is None else key_list(out_keys)
         refuse(
             not all([*self.in_keys, *self.out_keys]), f"{type(self).__name__} does not take a key without a name",
             why=f"its in_keys are {self.in_keys}, its out_keys {self.out_keys}",
@@ -375,7 +375,8 @@ def put(cols: Columns, key: Key, value: np.ndarray) -> None:
         cols[key] = value
 
 
-def _key_list(keys: Sequence[Key]) -> list[Key]:
+def key_list(keys: Sequence[Key]) -> list[Key]:
+    """Return keys as they are spelled here; one name is one key."""
     return [unravel(key) for key in ([keys] if isinstance(keys, str) else keys)]
 
 

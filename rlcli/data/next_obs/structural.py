@@ -65,7 +65,7 @@ def _squeeze(index: Tensor, feature: Feature) -> Answer:
 
 
 def _along(func: Any, *places: int) -> Rule:
-    """Return the rule of an operation whose dims stand at these `places` of its arguments, 0 where they are left out."""
+    """Return the rule of an operation whose dims stand at these `places` of its arguments; left out, they are 0."""
 
     def rule(index: Tensor, feature: Feature, *args: Any) -> Answer:
         given = [*args, *[0] * (max(places) + 1 - len(args))]

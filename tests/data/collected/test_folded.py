@@ -8,7 +8,7 @@ from face import Field
 from rlcli.collectors import Collector
 from rlcli.data import open_buffer
 from rlcli.data.collected import SegmentWriter, open_segments, verify_segments
-from rlcli.data.collected.batches import declared, folded, unfolded
+from rlcli.data.collected.batches import check_tensors, folded, unfolded
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.transforms import FrameStack
 from rlcli.typed import Misfit
@@ -99,7 +99,9 @@ def test_what_is_neither_stays_as_it_is():
 def test_what_does_not_go_together_is_refused(broken):
     layout = {"x": Field((4, 8, 8), torch.uint8), "y": Field((20,), torch.int64)}
     frames = torch.randint(0, 255, (40, 8, 8), dtype=torch.uint8).unfold(0, 4, 1).permute(0, 3, 1, 2)
-    found = folded("x", frames, torch.Size([37])) | folded("y", torch.eye(20).long()[:3], torch.Size([3]))
+    found = folded("x", frames, torch.Size([37])) | folded(
+        "y", torch.eye(20).long().repeat(2, 1)[:37], torch.Size([37])
+    )
     assert torch.equal(unfolded(found, layout)["x"], frames)
     if broken == "index":
         found["@hot/y"] = found["@hot/y"] + 20
@@ -108,5 +110,5 @@ def test_what_does_not_go_together_is_refused(broken):
     else:
         del found[broken]
     with pytest.raises(Misfit):
-        declared({name: (x.dtype, list(x.shape)) for name, x in found.items()}, layout)
+        check_tensors({name: (x.dtype, list(x.shape)) for name, x in found.items()}, [37], layout)
         unfolded(found, layout)
