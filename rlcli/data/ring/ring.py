@@ -360,12 +360,8 @@ class Ring:
             contents.load_state_dict(state)
         return contents
 
-    def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None:
-        """Take over `state_dict`'s answer, columns apart, or change nothing; `cut`: begin new trajectories."""
-        self.take_over(self.read_state(state), cut=cut)
-
     def take_over(self, contents: Contents, *, cut: bool = False) -> None:
-        """Go on with what `read_state` made, in place of all that is stored."""
+        """Go on with what `read_state` made, in place of all that is stored; `cut`: begin new trajectories."""
         self.clear(fields=True)
         if contents.layout.fields:
             self._declare(contents)

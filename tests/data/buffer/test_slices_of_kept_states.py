@@ -258,8 +258,8 @@ def test_a_saved_state_that_nobody_wrote_is_refused(column):
     buffers[0].extend(pairs[0][1])
     state = buffers[0].ring.state_dict()
     with pytest.raises(Misfit):
-        buffers[1].ring.load_state_dict({**state, "sparse": [column(*state["sparse"][0])]})
-    buffers[1].ring.load_state_dict(state)
+        buffers[1].ring.take_over(buffers[1].ring.read_state({**state, "sparse": [column(*state["sparse"][0])]}))
+    buffers[1].ring.take_over(buffers[1].ring.read_state(state))
 
 
 def test_the_ledger_says_what_few_rows_save():
