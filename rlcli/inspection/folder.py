@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -269,37 +269,25 @@ def _keys_of_buffer(ring: Ring, rows: np.ndarray) -> list[KeyFacts]:
     return list(keys.values())
 
 
-class _Marks(NamedTuple):
-    """Hold columns by row number."""
-
-    reward: np.ndarray
-    done: np.ndarray
-    terminated: np.ndarray
-
-
 def _trajectories_of_buffer(ring: Ring, rows: np.ndarray) -> Trajectories:
-    summary, table, marks = Trajectories(), ring.index.trajectories(), _marks(ring, rows)
+    summary, table = Trajectories(), ring.index.trajectories()
+    reward, done, terminated = (_by_row(ring, rows, key) for key in (REWARD, DONE, TERMINATED))
     for first, length in zip(table["row"].tolist(), table["length"].tolist(), strict=True):
         path = _path(ring, first, length)
         last = path[-1]
-        over = bool(marks.done[last])
-        summary.add(length, float(marks.reward[path].sum()), "finished" if over else "open")
-        summary.terminated += over and bool(marks.terminated[last])
-        summary.truncated += over and not marks.terminated[last]
+        over = bool(done[last])
+        summary.add(length, float(reward[path].sum()), "finished" if over else "open")
+        summary.terminated += over and bool(terminated[last])
+        summary.truncated += over and not terminated[last]
     return summary
 
 
-def _marks(ring: Ring, rows: np.ndarray) -> _Marks:
-    """Return rewards and ends of all live rows, 0 where they are not stored."""
-    count = ring.space.size
-    columns: list[np.ndarray] = []
-    for key in (REWARD, DONE, TERMINATED):
-        column = np.zeros(count)
-        if key in ring.fields:
-            value = ring.read(rows, [key]).get(key).reshape(len(rows), -1)
-            column[rows] = value.double().sum(-1).numpy()
-        columns.append(column)
-    return _Marks(*columns)
+def _by_row(ring: Ring, rows: np.ndarray, key: Key) -> np.ndarray:
+    """Return a column by row number, summed up in each; 0 in all where it is not stored."""
+    column = np.zeros(ring.space.size)
+    if key in ring.fields:
+        column[rows] = ring.columns(rows, [key])[key].reshape(len(rows), -1).double().sum(-1).numpy()
+    return column
 
 
 def _path(ring: Ring, first: int, length: int) -> np.ndarray:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -141,17 +142,22 @@ class SealedFolders:
             return str(error)
         return None
 
-    def newest(self, folder: Path) -> tuple[Path | None, list[str]]:
-        """Return the newest in a folder that is whole, and what is wrong with each newer one, in a sentence."""
-        paths = self.paths(folder)
-        damaged: list[str] = []
+    def newest(self, folder: Path) -> Path | None:
+        """Return the newest in a folder that is whole, warn of newer ones; None: there is none, whole or not."""
+        paths, damaged = self.paths(folder), list[str]()
         for path in reversed(paths):
             if (why := self.verify(path)) is None:
-                return path, damaged
+                break
             damaged.append(why)
-        if self.paths(folder) != paths:  # a writer at work has added one, and taken these away
-            return self.newest(folder)
-        return None, damaged
+        else:
+            path = None
+            if self.paths(folder) != paths:  # a writer at work has added one, and taken these away
+                return self.newest(folder)
+        for why in damaged:
+            warnings.warn(f"{self.prefix} skipped: {why}", stacklevel=3)
+        if damaged and path is None:
+            raise DamagedDataError(f"no {self.prefix} can be read", where=str(folder), why="; ".join(damaged[:3]))
+        return path
 
     @contextlib.contextmanager
     def held(self, path: Path) -> Iterator[bool]:

@@ -42,7 +42,7 @@ from rlcli.data.stored.place import CHECKPOINT, DUMP, FRAMES, KEPT, Place, find,
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import DELTA, DONE, NEXT, TRUNCATED, Key, as_tuple
 from rlcli.specs.field import Field
-from rlcli.transforms import NextObservationDelta, NextStateReconstructor, Transform
+from rlcli.transforms import NextObservationDelta, NextStateReconstructor
 from rlcli.typed import Misfit
 
 PIECE = 8192  # rows that are copied together
@@ -188,16 +188,6 @@ def holds_differences(ring: Ring) -> bool:
     return any(as_tuple(key)[:2] == (NEXT, DELTA) for key in ring.fields)
 
 
-def read_sides(about: dict[str, Any], ring: Ring) -> list[Transform]:
-    """Return what gives rows the next observations that they were stored without."""
-    if holds_differences(ring):
-        return [NextObservationDelta()]
-    if (compact := left_out(about)) is None:
-        return []
-    keys, fill = compact
-    return [NextStateReconstructor(keys, fill_value=math.nan if fill is None else fill)]
-
-
 def open_buffer(
     path: Path | str,
     *,
@@ -322,6 +312,10 @@ def _copy(
 def _with_sides(
     buffer: TensorDictReplayBuffer, place: Place, transform: Callable[[Any], Any] | None
 ) -> TensorDictReplayBuffer:
-    for side in read_sides(place.about, buffer.ring):
-        buffer.append_transform(side)
+    """Give rows the next observations that they were stored without, then apply a `transform`."""
+    if holds_differences(buffer.ring):
+        buffer.append_transform(NextObservationDelta())
+    elif (compact := left_out(place.about)) is not None:
+        keys, fill = compact
+        buffer.append_transform(NextStateReconstructor(keys, fill_value=math.nan if fill is None else fill))
     return buffer if transform is None else buffer.append_transform(transform)  # type: ignore[return-value]

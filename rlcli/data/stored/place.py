@@ -102,12 +102,7 @@ def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
     """Return the folder itself if it is one of them, or the newest in it that is whole; None where there is none."""
     if kind.sequence(folder) >= 0 and (folder / MANIFEST).is_file():
         return folder
-    path, damaged = kind.newest(folder)
-    if path is None and damaged:
-        raise DamagedDataError(f"no {kind.noun} can be read", where=str(folder), why="; ".join(damaged[:3]))
-    for why in damaged:
-        warnings.warn(f"{kind.noun} skipped: {why}", stacklevel=2)
-    return path
+    return kind.newest(folder)
 
 
 def is_begun(folder: Path) -> bool:
