@@ -20,6 +20,7 @@ from torch import Tensor
 from rlcli.keys import REWARD, TERMINATED, TRUNCATED, show, unravel
 from rlcli.report import figures
 from rlcli.report.figures import Table, page, shape_cell
+from rlcli.report.metrics import plain
 from rlcli.specs.dtypes import dtype_name
 
 SHOWN = 5  # first steps of a trajectory, and last ones
@@ -250,16 +251,7 @@ class Inspection:
             more = {"count": summary.count, "mean": summary.mean, "mean_return": summary.mean_return}
             data["trajectories"] |= more | {"histogram": summary.histogram()}
             del data["trajectories"]["bins"]
-        return _finite(data)
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN, which JSON has not, by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(x) for key, x in value.items()}
-    return [_finite(x) for x in value] if isinstance(value, list | tuple) else value
+        return plain(data)
 
 
 # ---- printed ---------------------------------------------------------------------------------------------------------
