@@ -23,6 +23,7 @@ from typing import Any
 
 from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp, digest_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.processes.lock import ProcessLock
 from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed, read_bytes, record, text, whole
 
 _SEALED = {
@@ -234,17 +235,11 @@ def _locked(path: Path, kind: int) -> int:
 def _is_held(path: Path) -> bool:
     """Say whether somebody writes or reads a folder now, where the file system can tell."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ProcessLock(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)).drop()
     except BlockingIOError:
         return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+    except OSError:  # it is gone, or cannot be locked
+        pass
     return False
 
 
