@@ -160,15 +160,9 @@ def _look_at(batch: TensorDictBase, keys: dict[str, KeyFacts]) -> None:
     for key, value in batch.items(include_nested=True, leaves_only=True):
         name = show(unravel(key))
         facts = keys.setdefault(name, KeyFacts.of(name, value, batch.ndim))
-        if isinstance(value, Rows):
-            facts.full += value.numel() * value.element_size()
-            facts.stored += value.nbytes_held
-            full = facts.full
-            facts.add(value.full())
-            facts.full = full
-        else:
-            facts.add(value)
-            facts.stored += value.numel() * value.element_size()
+        lazy = isinstance(value, Rows)
+        facts.stored += value.nbytes_held if lazy else value.numel() * value.element_size()
+        facts.add(value.full() if lazy else value)
 
 
 def _rows(batch: TensorDictBase, key: Key) -> np.ndarray | None:

@@ -130,24 +130,20 @@ class TrajectoryFollower:
 
     def add(self, done: np.ndarray, terminated: np.ndarray, ids: np.ndarray | None, reward: np.ndarray | None) -> int:
         """Take rows `[N, T]`; return how many are not followed by their successor in the row below."""
-        ends = 0
-        for lane in range(done.shape[0]):
-            lane_ids = None if ids is None else ids[lane]
-            ends += self._lane(lane, done[lane], terminated[lane], lane_ids, None if reward is None else reward[lane])
-        return ends
+        ids = np.full(done.shape, -1) if ids is None else ids
+        reward = np.zeros(done.shape) if reward is None else reward
+        lanes = enumerate(zip(done, terminated, ids, reward, strict=True))
+        return sum(self._lane(lane, *rows) for lane, rows in lanes)
 
-    def _lane(
-        self, lane: int, done: np.ndarray, terminated: np.ndarray, ids: np.ndarray | None, reward: np.ndarray | None
-    ) -> int:
+    def _lane(self, lane: int, done: np.ndarray, terminated: np.ndarray, ids: np.ndarray, reward: np.ndarray) -> int:
         cut = done.copy()
         cut[-1] = True
-        if ids is not None:
-            cut[:-1] |= ids[:-1] != ids[1:]
+        cut[:-1] |= ids[:-1] != ids[1:]
         stops = np.flatnonzero(cut) + 1
         starts = np.concatenate(([0], stops[:-1]))
-        totals = np.zeros(len(starts)) if reward is None else np.add.reduceat(reward.astype(np.float64), starts)
+        totals = np.add.reduceat(reward.astype(np.float64), starts)
         for start, stop, total in zip(starts.tolist(), stops.tolist(), totals.tolist(), strict=True):
-            name = -1 if ids is None else int(ids[start])
+            name = int(ids[start])
             before = self._open.pop(lane, None)
             length = stop - start
             if before is not None and before[0] == name:
