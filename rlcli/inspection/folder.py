@@ -138,9 +138,8 @@ def _of_frames(segments: SegmentReader, trajectory: int | None = None) -> Inspec
     inspection.frames, inspection.trajectories = segments.frames, Trajectories()
     follower, keys = TrajectoryFollower(inspection.trajectories), dict[str, KeyFacts]()
     boundary = 0
-    for i in range(len(segments)):
-        batch = segments.read(i)
-        inspection.on_disk += segments.record(i)["size"]
+    inspection.on_disk = segments.nbytes
+    for batch in segments:
         _look_at(batch, keys)
         if (done := _rows(batch, DONE)) is not None:
             terminated, reward, ids = (_rows(batch, key) for key in (TERMINATED, REWARD, TRAJ_IDS))
@@ -182,22 +181,9 @@ def _compact(segments: SegmentReader, inspection: Inspection) -> None:
 
 
 def _one_of_frames(segments: SegmentReader, inspection: Inspection, wanted: int) -> None:
-    steps = Steps()
-    for i, row in _steps_of(segments, wanted):
-        steps.add(row, segment=i)
-    if not steps.length:
-        raise ArgumentError(
-            f"no trajectory {wanted} here",
-            where=str(segments.folder),
-            fix=f"To count them: rlcli inspect {shlex.quote(str(segments.folder))}.",
-        )
-    inspection.detail, inspection.rows = {"id": wanted, **steps.facts()}, steps.rows()
-
-
-def _steps_of(segments: SegmentReader, wanted: int) -> Iterator[tuple[int, TensorDictBase]]:
-    """Yield runs `[n]` of consecutive rows of one trajectory, with their segment."""
-    for i in range(len(segments)):
-        batch = segments.read(i)
+    """Show runs of consecutive rows of one trajectory."""
+    steps, seen = Steps(), []
+    for i, batch in enumerate(segments):
         ids = batch.get(TRAJ_IDS, None)
         if ids is None:
             raise ArgumentError(
@@ -205,10 +191,18 @@ def _steps_of(segments: SegmentReader, wanted: int) -> Iterator[tuple[int, Tenso
                 where=str(segments.folder),
                 fix="Collect with collector.track_traj_ids=true.",
             )
-        flat = batch.reshape(-1)
         rows = torch.nonzero(ids.reshape(-1) == wanted).squeeze(-1)
         if len(rows):
-            yield i, flat[int(rows[0]) : int(rows[-1]) + 1]
+            steps.add(batch.reshape(-1)[int(rows[0]) : int(rows[-1]) + 1])
+            seen.append(i)
+    if not seen:
+        raise ArgumentError(
+            f"no trajectory {wanted} here",
+            where=str(segments.folder),
+            fix=f"To count them: rlcli inspect {shlex.quote(str(segments.folder))}.",
+        )
+    place = {"segment": seen[0] if seen[0] == seen[-1] else [seen[0], seen[-1]]}
+    inspection.detail, inspection.rows = {"id": wanted, **steps.facts(), **place}, steps.rows()
 
 
 # ---- buffers -------------------------------------------------------------------------------------------------------

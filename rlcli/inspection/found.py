@@ -173,10 +173,9 @@ class Steps:
         self._first: list[dict[str, Any]] = []
         self._last: list[dict[str, Any]] = []
         self._end = "open"
-        self._where: dict[str, Any] = {}
 
-    def add(self, rows: TensorDictBase, **where: Any) -> None:
-        """Take the next rows `[n]`; `where` is kept of the first and the last."""
+    def add(self, rows: TensorDictBase) -> None:
+        """Take the next rows `[n]`."""
         n = rows.shape[0]
         reward = rows.get(REWARD, None)
         if reward is not None:
@@ -185,16 +184,13 @@ class Steps:
             self._first.append(self._row(rows, i))
         last = [self._row(rows, i) for i in range(max(0, n - SHOWN), n) if self.length + i >= SHOWN]
         self._last = [*self._last, *last][-SHOWN:]
-        for name, value in where.items():
-            self._where[name] = [*self._where.get(name, []), value][:: 1 if len(self._where.get(name, [])) < 2 else 2]
         flags = {"terminated": rows.get(TERMINATED, None), "truncated": rows.get(TRUNCATED, None)}
         self._end = next((name for name, x in flags.items() if x is not None and bool(x[-1].any())), "open")
         self.length += n
 
     def facts(self) -> dict[str, Any]:
-        """Return length, return, kind of end, and where the first and last rows are."""
-        where = {name: x[0] if x[0] == x[-1] else [x[0], x[-1]] for name, x in self._where.items()}
-        return {"length": self.length, "return": self.total, "end": self._end, **where}
+        """Return length, return and kind of end."""
+        return {"length": self.length, "return": self.total, "end": self._end}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the first steps and the last ones."""
