@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -106,7 +107,7 @@ class CodedRows:
         self.fields, self.codes = dict(fields), tuple(codes)
         self._packed = [code for code in codes if code.kind != INDEX]
         self._places = {code.key: place for place, code in enumerate(self._packed)}
-        self._plans: dict[tuple[Key, ...], _Plan] = {}
+        self._plan = lru_cache(64)(self._planned)  # the same keys are asked for again and again
         self._all = tuple(fields)
         self._derived = [code.key for code in codes if code.kind == INDEX]
         self._record = Record.of(self._packed, [fields[code.key] for code in self._packed])
@@ -147,23 +148,17 @@ class CodedRows:
         """Return the columns of live rows that the index knows."""
         return {key: _given_back(index.ids(rows), self.fields[key]) for key in self._derived}
 
-    def _plan(self, keys: tuple[Key, ...]) -> _Plan:
-        """Plan what must be read and unpacked for some keys; kept, for the same ones are asked for again and again."""
-        plan = self._plans.get(keys)
-        if plan is None:
-            stored = [key for key in keys if key in self.stored]
-            made: dict[Field, list[Key]] = {}
-            for key in keys:
-                if key in self._places:
-                    made.setdefault(self.fields[key], []).append(key)
-            places = [self._places[key] for same in made.values() for key in same]
-            table = np.ascontiguousarray(self._record.table[places])
-            plan = _Plan(keys, stored + [RECORD] * bool(places), list(made.items()), table,
-                         [key for key in keys if key in self._derived])  # fmt: skip
-            if len(self._plans) >= 64:
-                self._plans.clear()
-            self._plans[keys] = plan
-        return plan
+    def _planned(self, keys: tuple[Key, ...]) -> _Plan:
+        """Plan what must be read and unpacked for some keys."""
+        stored = [key for key in keys if key in self.stored]
+        made: dict[Field, list[Key]] = {}
+        for key in keys:
+            if key in self._places:
+                made.setdefault(self.fields[key], []).append(key)
+        places = [self._places[key] for same in made.values() for key in same]
+        table = np.ascontiguousarray(self._record.table[places])
+        derived = [key for key in keys if key in self._derived]
+        return _Plan(keys, stored + [RECORD] * bool(places), list(made.items()), table, derived)
 
     def _unpacked(self, out: dict[Key, Tensor], count: int, plan: _Plan) -> dict[Key, Tensor]:
         record = out.pop(RECORD, None)

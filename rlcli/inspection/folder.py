@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -138,9 +138,8 @@ def _of_frames(segments: SegmentReader, trajectory: int | None = None) -> Inspec
     inspection.frames, inspection.trajectories = segments.frames, Trajectories()
     follower, keys = TrajectoryFollower(inspection.trajectories), dict[str, KeyFacts]()
     boundary = 0
-    for i in range(len(segments)):
-        batch = segments.read(i)
-        inspection.on_disk += segments.record(i)["size"]
+    inspection.on_disk = segments.nbytes
+    for batch in segments:
         _look_at(batch, keys)
         if (done := _rows(batch, DONE)) is not None:
             terminated, reward, ids = (_rows(batch, key) for key in (TERMINATED, REWARD, TRAJ_IDS))
@@ -160,15 +159,9 @@ def _look_at(batch: TensorDictBase, keys: dict[str, KeyFacts]) -> None:
     for key, value in batch.items(include_nested=True, leaves_only=True):
         name = show(unravel(key))
         facts = keys.setdefault(name, KeyFacts.of(name, value, batch.ndim))
-        if isinstance(value, Rows):
-            facts.full += value.numel() * value.element_size()
-            facts.stored += value.nbytes_held
-            full = facts.full
-            facts.add(value.full())
-            facts.full = full
-        else:
-            facts.add(value)
-            facts.stored += value.numel() * value.element_size()
+        lazy = isinstance(value, Rows)
+        facts.stored += value.nbytes_held if lazy else value.numel() * value.element_size()
+        facts.add(value.full() if lazy else value)
 
 
 def _rows(batch: TensorDictBase, key: Key) -> np.ndarray | None:
@@ -188,22 +181,9 @@ def _compact(segments: SegmentReader, inspection: Inspection) -> None:
 
 
 def _one_of_frames(segments: SegmentReader, inspection: Inspection, wanted: int) -> None:
-    steps = Steps()
-    for i, row in _steps_of(segments, wanted):
-        steps.add(row, segment=i)
-    if not steps.length:
-        raise ArgumentError(
-            f"no trajectory {wanted} here",
-            where=str(segments.folder),
-            fix=f"To count them: rlcli inspect {shlex.quote(str(segments.folder))}.",
-        )
-    inspection.detail, inspection.rows = {"id": wanted, **steps.facts()}, steps.rows()
-
-
-def _steps_of(segments: SegmentReader, wanted: int) -> Iterator[tuple[int, TensorDictBase]]:
-    """Yield runs `[n]` of consecutive rows of one trajectory, with their segment."""
-    for i in range(len(segments)):
-        batch = segments.read(i)
+    """Show runs of consecutive rows of one trajectory."""
+    steps, seen = Steps(), []
+    for i, batch in enumerate(segments):
         ids = batch.get(TRAJ_IDS, None)
         if ids is None:
             raise ArgumentError(
@@ -211,10 +191,18 @@ def _steps_of(segments: SegmentReader, wanted: int) -> Iterator[tuple[int, Tenso
                 where=str(segments.folder),
                 fix="Collect with collector.track_traj_ids=true.",
             )
-        flat = batch.reshape(-1)
         rows = torch.nonzero(ids.reshape(-1) == wanted).squeeze(-1)
         if len(rows):
-            yield i, flat[int(rows[0]) : int(rows[-1]) + 1]
+            steps.add(batch.reshape(-1)[int(rows[0]) : int(rows[-1]) + 1])
+            seen.append(i)
+    if not seen:
+        raise ArgumentError(
+            f"no trajectory {wanted} here",
+            where=str(segments.folder),
+            fix=f"To count them: rlcli inspect {shlex.quote(str(segments.folder))}.",
+        )
+    place = {"segment": seen[0] if seen[0] == seen[-1] else [seen[0], seen[-1]]}
+    inspection.detail, inspection.rows = {"id": wanted, **steps.facts(), **place}, steps.rows()
 
 
 # ---- buffers -------------------------------------------------------------------------------------------------------
@@ -262,44 +250,32 @@ def _keys_of_buffer(ring: Ring, rows: np.ndarray) -> list[KeyFacts]:
             name = show(unravel(key))
             keys.setdefault(name, KeyFacts.of(name, value, 1)).add(value)
     widths = {show(unravel(key)): ring.contents.width(key) or 0.0 for key in ring.contents.stored}
-    pool = 0 if ring.pool is None else ring.pool.memory.nbytes
+    pool = ring.contents.pairs.memory.nbytes
     apart = sum(facts.full for name, facts in keys.items() if name not in widths)
     for name, facts in keys.items():
         facts.stored = round(widths[name] * len(rows)) if name in widths else round(pool * facts.full / max(apart, 1))
     return list(keys.values())
 
 
-class _Marks(NamedTuple):
-    """Hold columns by row number."""
-
-    reward: np.ndarray
-    done: np.ndarray
-    terminated: np.ndarray
-
-
 def _trajectories_of_buffer(ring: Ring, rows: np.ndarray) -> Trajectories:
-    summary, table, marks = Trajectories(), ring.index.trajectories(), _marks(ring, rows)
+    summary, table = Trajectories(), ring.index.trajectories()
+    reward, done, terminated = (_by_row(ring, rows, key) for key in (REWARD, DONE, TERMINATED))
     for first, length in zip(table["row"].tolist(), table["length"].tolist(), strict=True):
         path = _path(ring, first, length)
         last = path[-1]
-        over = bool(marks.done[last])
-        summary.add(length, float(marks.reward[path].sum()), "finished" if over else "open")
-        summary.terminated += over and bool(marks.terminated[last])
-        summary.truncated += over and not marks.terminated[last]
+        over = bool(done[last])
+        summary.add(length, float(reward[path].sum()), "finished" if over else "open")
+        summary.terminated += over and bool(terminated[last])
+        summary.truncated += over and not terminated[last]
     return summary
 
 
-def _marks(ring: Ring, rows: np.ndarray) -> _Marks:
-    """Return rewards and ends of all live rows, 0 where they are not stored."""
-    count = ring.space.size
-    columns: list[np.ndarray] = []
-    for key in (REWARD, DONE, TERMINATED):
-        column = np.zeros(count)
-        if key in ring.fields:
-            value = ring.read(rows, [key]).get(key).reshape(len(rows), -1)
-            column[rows] = value.double().sum(-1).numpy()
-        columns.append(column)
-    return _Marks(*columns)
+def _by_row(ring: Ring, rows: np.ndarray, key: Key) -> np.ndarray:
+    """Return a column by row number, summed up in each; 0 in all where it is not stored."""
+    column = np.zeros(ring.space.size)
+    if key in ring.fields:
+        column[rows] = ring.columns(rows, [key])[key].reshape(len(rows), -1).double().sum(-1).numpy()
+    return column
 
 
 def _path(ring: Ring, first: int, length: int) -> np.ndarray:

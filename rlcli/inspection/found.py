@@ -20,6 +20,7 @@ from torch import Tensor
 from rlcli.keys import REWARD, TERMINATED, TRUNCATED, show, unravel
 from rlcli.report import figures
 from rlcli.report.figures import Table, page, shape_cell
+from rlcli.report.metrics import plain
 from rlcli.specs.dtypes import dtype_name
 
 SHOWN = 5  # first steps of a trajectory, and last ones
@@ -129,24 +130,20 @@ class TrajectoryFollower:
 
     def add(self, done: np.ndarray, terminated: np.ndarray, ids: np.ndarray | None, reward: np.ndarray | None) -> int:
         """Take rows `[N, T]`; return how many are not followed by their successor in the row below."""
-        ends = 0
-        for lane in range(done.shape[0]):
-            lane_ids = None if ids is None else ids[lane]
-            ends += self._lane(lane, done[lane], terminated[lane], lane_ids, None if reward is None else reward[lane])
-        return ends
+        ids = np.full(done.shape, -1) if ids is None else ids
+        reward = np.zeros(done.shape) if reward is None else reward
+        lanes = enumerate(zip(done, terminated, ids, reward, strict=True))
+        return sum(self._lane(lane, *rows) for lane, rows in lanes)
 
-    def _lane(
-        self, lane: int, done: np.ndarray, terminated: np.ndarray, ids: np.ndarray | None, reward: np.ndarray | None
-    ) -> int:
+    def _lane(self, lane: int, done: np.ndarray, terminated: np.ndarray, ids: np.ndarray, reward: np.ndarray) -> int:
         cut = done.copy()
         cut[-1] = True
-        if ids is not None:
-            cut[:-1] |= ids[:-1] != ids[1:]
+        cut[:-1] |= ids[:-1] != ids[1:]
         stops = np.flatnonzero(cut) + 1
         starts = np.concatenate(([0], stops[:-1]))
-        totals = np.zeros(len(starts)) if reward is None else np.add.reduceat(reward.astype(np.float64), starts)
+        totals = np.add.reduceat(reward.astype(np.float64), starts)
         for start, stop, total in zip(starts.tolist(), stops.tolist(), totals.tolist(), strict=True):
-            name = -1 if ids is None else int(ids[start])
+            name = int(ids[start])
             before = self._open.pop(lane, None)
             length = stop - start
             if before is not None and before[0] == name:
@@ -176,10 +173,9 @@ class Steps:
         self._first: list[dict[str, Any]] = []
         self._last: list[dict[str, Any]] = []
         self._end = "open"
-        self._where: dict[str, Any] = {}
 
-    def add(self, rows: TensorDictBase, **where: Any) -> None:
-        """Take the next rows `[n]`; `where` is kept of the first and the last."""
+    def add(self, rows: TensorDictBase) -> None:
+        """Take the next rows `[n]`."""
         n = rows.shape[0]
         reward = rows.get(REWARD, None)
         if reward is not None:
@@ -188,16 +184,13 @@ class Steps:
             self._first.append(self._row(rows, i))
         last = [self._row(rows, i) for i in range(max(0, n - SHOWN), n) if self.length + i >= SHOWN]
         self._last = [*self._last, *last][-SHOWN:]
-        for name, value in where.items():
-            self._where[name] = [*self._where.get(name, []), value][:: 1 if len(self._where.get(name, [])) < 2 else 2]
         flags = {"terminated": rows.get(TERMINATED, None), "truncated": rows.get(TRUNCATED, None)}
         self._end = next((name for name, x in flags.items() if x is not None and bool(x[-1].any())), "open")
         self.length += n
 
     def facts(self) -> dict[str, Any]:
-        """Return length, return, kind of end, and where the first and last rows are."""
-        where = {name: x[0] if x[0] == x[-1] else [x[0], x[-1]] for name, x in self._where.items()}
-        return {"length": self.length, "return": self.total, "end": self._end, **where}
+        """Return length, return and kind of end."""
+        return {"length": self.length, "return": self.total, "end": self._end}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the first steps and the last ones."""
@@ -250,16 +243,7 @@ class Inspection:
             more = {"count": summary.count, "mean": summary.mean, "mean_return": summary.mean_return}
             data["trajectories"] |= more | {"histogram": summary.histogram()}
             del data["trajectories"]["bins"]
-        return _finite(data)
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN, which JSON has not, by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(x) for key, x in value.items()}
-    return [_finite(x) for x in value] if isinstance(value, list | tuple) else value
+        return plain(data)
 
 
 # ---- printed ---------------------------------------------------------------------------------------------------------

@@ -184,7 +184,8 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
         note = "one frame per row" if key in ring.stacks else note
         saved = 0 if width == kind.width else rows * kind.width - nbytes
         entries.append(entry(show(key), nbytes, kind, str(storage.device), saved=saved, note=note))
-    few = ring.sparse_fields()
+    sparse = ring.contents.sparse
+    few = {} if sparse is None else sparse.of_keys()
     for key, (kind, nbytes) in few.items():
         saved, note = kept_few(key, rows * kind.width, nbytes)
         entries.append(entry(show(key), nbytes, kind, "cpu", saved=saved, note=note))

@@ -157,10 +157,12 @@ def load_latest(folder: Path | str) -> Checkpoint:
 
 def latest_number(folder: Path | str) -> int:
     """Return the number of the newest checkpoint that verifies; raises as `load_latest`, warns of nothing."""
-    path, skipped = FOLDERS.newest(Path(folder))
-    if path is None:
-        raise _none_of(folder, skipped)
-    return read_manifest(path)["number"]
+    skipped: list[str] = []
+    for path in reversed(FOLDERS.paths(Path(folder))):
+        if (reason := FOLDERS.verify(path)) is None:
+            return read_manifest(path)["number"]
+        skipped.append(reason)
+    raise _none_of(folder, skipped)
 
 
 def newest(run: Run) -> Checkpoint:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, RAW, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
-from rlcli.recognise import declaring, overridden, own
+from rlcli.recognise import declaring, overridden
 from rlcli.specs import Composite, TensorSpec, Unbounded
 from rlcli.specs.base import as_field
 from rlcli.specs.dtypes import torch_dtype
@@ -103,8 +103,8 @@ class Transform(nn.Module):
 
     def __init__(self, in_keys: Sequence[Key] = (), out_keys: Sequence[Key] | None = None) -> None:
         super().__init__()
-        self.in_keys = _key_list(in_keys)
-        self.out_keys = list(self.in_keys) if out_keys is None else _key_list(out_keys)
+        self.in_keys = key_list(in_keys)
+        self.out_keys = list(self.in_keys) if out_keys is None else key_list(out_keys)
         refuse(
             not all([*self.in_keys, *self.out_keys]), f"{type(self).__name__} does not take a key without a name",
             why=f"its in_keys are {self.in_keys}, its out_keys {self.out_keys}",
@@ -341,11 +341,6 @@ class Transform(nn.Module):
         return value
 
 
-def is_ours(transform: Transform, method: str) -> bool:
-    """Return True if no class of the user's, nor this very object, has a method of its own."""
-    return own(transform, method)
-
-
 def _transforms_in(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Transform]]:
     """Yield the outermost transforms that a module holds, and the prefix of their states' names."""
     for name, child in module.named_children():
@@ -380,7 +375,8 @@ def put(cols: Columns, key: Key, value: np.ndarray) -> None:
         cols[key] = value
 
 
-def _key_list(keys: Sequence[Key]) -> list[Key]:
+def key_list(keys: Sequence[Key]) -> list[Key]:
+    """Return keys as they are spelled here; one name is one key."""
     return [unravel(key) for key in ([keys] if isinstance(keys, str) else keys)]
 
 

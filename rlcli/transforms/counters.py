@@ -16,8 +16,9 @@ import torch
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, EPISODE_REWARD, IS_INIT, REWARD, STEP_COUNT, TRUNCATED, Key, under_next
-from rlcli.specs import Bounded, Categorical, Unbounded
-from rlcli.transforms.base import RowOp, Transform, put
+from rlcli.specs import Bounded, Categorical, TensorSpec, Unbounded
+from rlcli.specs.dtypes import numpy_dtype
+from rlcli.transforms.base import Columns, RowOp, Transform, key_list, put
 
 
 class Carry:
@@ -44,14 +45,49 @@ class Carry:
 
 
 class _Carrying(Transform):
-    """Carry one number per lane from batch to batch, and through checkpoints."""
+    """Write one value `[*B, 1]` a step, `start` in reset states; carry it from batch to batch, through checkpoints too.
+
+    A subclass names the key's dtype, which `argument` of it names the key, and the `leaf` of its spec.
+    """
 
     fast = True
-    carry: Carry
+    dtype: torch.dtype
+    start: float = 0
+    argument = "out_keys"
 
-    def _added(self, spec, key, leaf, argument):
+    def __init__(self, key: Key, in_keys: Sequence[Key] = ()) -> None:
+        super().__init__(in_keys, [key])
+        self.key = self.out_keys[0]
+        self.carry = Carry(numpy_dtype(self.dtype))
+
+    def leaf(self, shape: tuple[int, ...], device: torch.device | None) -> TensorSpec:
+        """Return the spec of the values."""
+        return Unbounded(shape, self.dtype, device)
+
+    def transform_observation_spec(self, spec):
+        leaf = self.leaf((*spec.shape, 1), spec.device)
         leaf.counter = True
-        return super()._added(spec, key, leaf, argument)
+        return self._added(spec, self.key, leaf, self.argument)
+
+    def _filled(self, tensordict, value):
+        shape = (*tensordict.batch_size, 1)
+        return tensordict.set(self.key, torch.full(shape, value, dtype=self.dtype, device=tensordict.device))
+
+    def _reset(self, tensordict, reset_tensordict):
+        return self._filled(reset_tensordict, self.start)
+
+    def _rows(self, values: Sequence[np.ndarray], step: Callable[[int], None]) -> RowOp:
+        """Return an op of this `step` that sets the lanes that are reset to `start`."""
+
+        def reset(t: int, lanes: Sequence[int]) -> None:
+            values[t][lanes] = self.start
+
+        return RowOp(step, reset)
+
+    def _put(self, cols: Columns, root: np.ndarray, after: np.ndarray) -> None:
+        """Fill the columns of the key, `[N, T]`, at the root and of the step after."""
+        put(cols, self.key, root[..., None])
+        put(cols, under_next(self.key), after[..., None])
 
     def get_extra_state(self):
         return self.carry.state()
@@ -70,35 +106,23 @@ class InitTracker(_Carrying):
 
     fast = True
     has_batch_pass = True
+    dtype, start, argument = torch.bool, True, "init_key"
 
     def __init__(self, init_key: Key = IS_INIT) -> None:
-        super().__init__(out_keys=[init_key])
-        self.init_key = self.out_keys[0]
-        self.carry = Carry(bool)
+        super().__init__(init_key)
 
-    def transform_observation_spec(self, spec):
-        leaf = Categorical(2, (*spec.shape, 1), torch.bool, spec.device)
-        return self._added(spec, self.init_key, leaf, "init_key")
+    def leaf(self, shape, device):
+        return Categorical(2, shape, torch.bool, device)
 
     def _step(self, tensordict, next_tensordict):
-        return next_tensordict.set(self.init_key, _flags(next_tensordict, False))
-
-    def _reset(self, tensordict, reset_tensordict):
-        return reset_tensordict.set(self.init_key, _flags(reset_tensordict, True))
+        return self._filled(next_tensordict, False)
 
     def reads(self, schema):
         return [DONE]
 
-    def writes(self, schema):
-        return [self.init_key]
-
     def bind(self, rows, n):
-        init = rows[self.init_key]
-
-        def reset(t, lanes):
-            init[t][lanes] = True
-
-        return RowOp(lambda t: init[t].fill(False), reset)
+        init = rows[self.key]
+        return self._rows(init, lambda t: init[t].fill(False))
 
     def batch_pass(self, cols, fresh):
         done = cols[DONE][..., 0]  # [N, T]
@@ -106,12 +130,7 @@ class InitTracker(_Carrying):
         init[:, 0] = self.carry.take(fresh, True)
         init[:, 1:] = done[:, :-1]
         self.carry.keep(done[:, -1])
-        put(cols, self.init_key, init[..., None])
-        put(cols, under_next(self.init_key), init[..., None] & False)
-
-
-def _flags(tensordict, value: bool) -> torch.Tensor:
-    return torch.full((*tensordict.batch_size, 1), value, dtype=torch.bool, device=tensordict.device)
+        self._put(cols, init, np.zeros_like(init))
 
 
 class StepCounter(_Carrying):
@@ -125,21 +144,18 @@ class StepCounter(_Carrying):
     """
 
     fast = True
+    dtype, argument = torch.int64, "step_count_key"
 
     def __init__(self, max_steps: int | None = None, step_count_key: Key = STEP_COUNT) -> None:
         if max_steps is not None and (not isinstance(max_steps, Integral) or max_steps < 1):
             raise ArgumentError("StepCounter's max_steps is a whole number of at least 1", why=f"got {max_steps!r}")
-        super().__init__(out_keys=[step_count_key])
+        super().__init__(step_count_key)
         self.max_steps = max_steps
-        self.step_count_key = self.out_keys[0]
         self.ends_episodes = max_steps is not None
         self.has_batch_pass = max_steps is None  # with a limit the loop must know at once
-        self.carry = Carry(np.int64)
 
-    def transform_observation_spec(self, spec):
-        top = self.max_steps or torch.iinfo(torch.int64).max
-        leaf = Bounded(0, top, (*spec.shape, 1), torch.int64, spec.device)
-        return self._added(spec, self.step_count_key, leaf, "step_count_key")
+    def leaf(self, shape, device):
+        return Bounded(0, self.max_steps or torch.iinfo(torch.int64).max, shape, torch.int64, device)
 
     def transform_done_spec(self, spec):
         if self.ends_episodes and "truncated" not in spec:
@@ -147,8 +163,8 @@ class StepCounter(_Carrying):
         return spec
 
     def _step(self, tensordict, next_tensordict):
-        count = self._need(tensordict, self.step_count_key) + 1
-        next_tensordict.set(self.step_count_key, count)
+        count = self._need(tensordict, self.key) + 1
+        next_tensordict.set(self.key, count)
         if self.max_steps is not None:
             over = count >= self.max_steps
             for flag in ("truncated", "done"):
@@ -156,29 +172,24 @@ class StepCounter(_Carrying):
                 next_tensordict.set(flag, over if before is None else before | over)
         return next_tensordict
 
-    def _reset(self, tensordict, reset_tensordict):
-        shape = (*reset_tensordict.batch_size, 1)
-        zero = torch.zeros(shape, dtype=torch.int64, device=reset_tensordict.device)
-        return reset_tensordict.set(self.step_count_key, zero)
-
     def reads(self, schema):
         return [DONE]
 
     def writes(self, schema):
-        return [self.step_count_key, *([TRUNCATED, DONE] if self.ends_episodes else [])]
+        return [self.key, *([TRUNCATED, DONE] if self.ends_episodes else [])]
 
     def recalls(self):
-        return [self.step_count_key]
+        return [self.key]
 
     def bind(self, rows, n):
-        counts = rows[self.step_count_key]
+        counts = rows[self.key]
         if self.max_steps is not None:
             return _LimitedCountRows(counts, self.max_steps)
 
         def step(t):
             np.add(counts[t - 1], 1, out=counts[t])
 
-        return RowOp(step, _zeros(counts))
+        return self._rows(counts, step)
 
     def batch_pass(self, cols, fresh):
         done = cols[DONE][..., 0]  # [N, T]
@@ -189,17 +200,7 @@ class StepCounter(_Carrying):
         began[:, 1:] = np.where(done[:, :-1], steps[1:], began[:, :1])
         count = steps - np.maximum.accumulate(began, axis=1)
         self.carry.keep(np.where(done[:, -1], 0, count[:, -1] + 1))
-        put(cols, self.step_count_key, count[..., None])
-        put(cols, under_next(self.step_count_key), count[..., None] + 1)
-
-
-def _zeros(rows: Sequence[np.ndarray]) -> Callable[[int, Sequence[int]], None]:
-    """Return what sets the lanes that are reset to 0."""
-
-    def reset(t: int, lanes: Sequence[int]) -> None:
-        rows[t][lanes] = 0
-
-    return reset
+        self._put(cols, count, count + 1)
 
 
 class _LimitedCountRows(RowOp):
@@ -242,44 +243,33 @@ class RewardSum(_Carrying):
 
     fast = True
     has_batch_pass = True
+    dtype = torch.float32
 
     def __init__(self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None) -> None:
-        super().__init__(in_keys=in_keys or ["reward"], out_keys=out_keys or [EPISODE_REWARD])
+        named = key_list(out_keys or [EPISODE_REWARD])
+        super().__init__(named[0], in_keys or ["reward"])
         refuse(
-            self.in_keys != ["reward"] or len(self.out_keys) != 1, "RewardSum sums the reward, under one key",
+            self.in_keys != ["reward"] or len(named) != 1, "RewardSum sums the reward, under one key",
             why=f"got in_keys={in_keys}, out_keys={out_keys}", fix='To name the sum, give out_keys=["..."].',
         )  # fmt: skip
-        self.carry = Carry(np.float32)
-
-    def transform_observation_spec(self, spec):
-        leaf = Unbounded((*spec.shape, 1), torch.float32, spec.device)
-        return self._added(spec, self.out_keys[0], leaf, "out_keys")
 
     def _step(self, tensordict, next_tensordict):
-        key = self.out_keys[0]
-        total = self._need(tensordict, key) + self._need(next_tensordict, "reward")
-        return next_tensordict.set(key, total.float())
-
-    def _reset(self, tensordict, reset_tensordict):
-        zero = torch.zeros((*reset_tensordict.batch_size, 1), device=reset_tensordict.device)
-        return reset_tensordict.set(self.out_keys[0], zero)
+        total = self._need(tensordict, self.key) + self._need(next_tensordict, "reward")
+        return next_tensordict.set(self.key, total.float())
 
     def reads(self, schema):
         return [REWARD, DONE]
-
-    def writes(self, schema):
-        return list(self.out_keys)
 
     def recalls(self):
         return self.out_keys
 
     def bind(self, rows, n):
-        totals, rewards = rows[self.out_keys[0]], rows[REWARD]
+        totals, rewards = rows[self.key], rows[REWARD]
 
         def step(t):
             np.add(totals[t - 1], rewards[t - 1], out=totals[t])
 
-        return RowOp(step, _zeros(totals))
+        return self._rows(totals, step)
 
     def batch_pass(self, cols, fresh):
         done = cols[DONE][..., 0]  # [N, T]
@@ -298,5 +288,4 @@ class RewardSum(_Carrying):
             accumulate(flat[i:j], out=flat[i:j])
         root[:, 1:] = np.where(start[:, 1:], 0, total[:, :-1])
         self.carry.keep(np.where(done[:, -1], 0, total[:, -1]))
-        put(cols, self.out_keys[0], root[..., None])
-        put(cols, under_next(self.out_keys[0]), total[..., None])
+        self._put(cols, root, total)

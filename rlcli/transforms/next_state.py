@@ -144,22 +144,13 @@ class NextStateReconstructor(Transform):
         if not keys:
             return tensordict
         refuse(not tensordict.ndim, "one row alone has no successor in its batch", fix="Use source='storage'.")
-        continued = self._known(tensordict)
-        time, steps = tensordict.ndim - 1, tensordict.shape[-1]
+        markers = (self._marker(tensordict, key) for key in (self.done_key, self.traj_key, self.step_count_key))
+        continued = goes_on(tensordict, *markers)  # never the last row
         for key in keys:
             x = tensordict.get(key)
             fill = fill_for(key, x.dtype, self.fill_value)
-            last = x.narrow(time, max(steps - 1, 0), min(steps, 1))
-            following = torch.cat((x.narrow(time, min(steps, 1), max(steps - 1, 0)), last), time)
-            tensordict.set(under_next(key), following.masked_fill(spread(~continued, x), fill))
+            tensordict.set(under_next(key), x.roll(-1, tensordict.ndim - 1).masked_fill_(spread(~continued, x), fill))
         return tensordict
-
-    def _known(self, tensordict: TensorDictBase) -> Tensor:
-        """Return bool `[*B]`: rows that the row below in time continues."""
-        ids, done, count = (
-            self._marker(tensordict, key) for key in (self.traj_key, self.done_key, self.step_count_key)
-        )
-        return goes_on(tensordict, done, ids, count)
 
     def _marker(self, tensordict: TensorDictBase, key: Key | None) -> Tensor | None:
         if key is None:

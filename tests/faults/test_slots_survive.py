@@ -74,7 +74,7 @@ def test_slots_are_freed_and_given_away_between_commits(tmp_path):
     for i in range(COUNT):
         before = ring.storage.acknowledged
         add(ring, i)
-        now = {int(slot): ring.pool.memory[slot].tobytes() for slot in ring.index.used_slots()}
+        now = {int(slot): ring.contents.pairs.memory[slot].tobytes() for slot in ring.index.used_slots()}
         if ring.storage.acknowledged == before:
             reused += sum(numbers.get(slot, held) != held for slot, held in now.items())
         else:

@@ -21,7 +21,8 @@ from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers.sampler import Sampler
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, Key, as_tuple, show, under_next
-from rlcli.transforms.base import Transform, is_ours
+from rlcli.recognise import own
+from rlcli.transforms.base import Transform
 from rlcli.transforms.compose import parts_of
 
 Part = Callable[[Any], Any]
@@ -121,7 +122,7 @@ class Transforms:
         first = self.parts[0] if self._bound else None
         if first is None or first[1] or not isinstance(first[0], Transform) or self._ring is None:
             return None
-        if not is_ours(first[0], "sampled"):  # of a subclass nobody knows what it looks at
+        if not own(first[0], "sampled"):  # of a subclass nobody knows what it looks at
             return None
         anew = first[0].reads_anew()
         return [key for key in (*self._ring.fields, *self._ring.sparse_keys) if key not in anew] if anew else None
@@ -170,7 +171,7 @@ def _reads_buffer(part: Part) -> bool:
 
 def _belongs(part: Transform) -> bool:
     """Say whether it can serve one buffer only: it reads its rows, or is a user's that may hold on to them."""
-    return _reads_buffer(part) or not is_ours(part, "bind_buffer")
+    return _reads_buffer(part) or not own(part, "bind_buffer")
 
 
 def _need_order(parts: Sequence[tuple[Part, bool]]) -> None:

@@ -41,6 +41,7 @@ from rlcli.specs.field import Field
 from rlcli.typed import Misfit
 
 _ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded in keys: no key is called this
+Header = Mapping[str, tuple[torch.dtype, list[int]]]
 
 
 def layout_of(batch: TensorDictBase) -> dict[str, Field]:
@@ -82,8 +83,8 @@ def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
 
 def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Field]) -> TensorDictBase:
     """Return the batch that `tensors_of` took apart, laid out by `layout_of`; Misfit: they are not its tensors."""
-    check_tensors({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, record["batch_size"], layout)
-    tensors = unfolded(expanded(tensors, layout, record["batch_size"]), layout)
+    found = {name: (x.dtype, list(x.shape)) for name, x in tensors.items()}
+    tensors = unfolded(expanded(tensors, check_tensors(found, record["batch_size"], layout)), layout)
     ends = tensors.pop(_ENDS, None)
     extra = {key_of(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
     named = [n.removeprefix(_AT) for n in tensors if n.startswith(_AT)]
@@ -100,39 +101,65 @@ def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Fi
         raise Misfit(str(error)) from error
 
 
-def check_tensors(
-    found: Mapping[str, tuple[torch.dtype, list[int]]], batch_size: list[int], layout: Mapping[str, Field]
-) -> None:
-    """Refuse named tensors, dtype and shape of each, that are not those of a batch: missing, other, or out of place."""
-    found = declared(plain(found, layout, batch_size), layout)
-    ends = found[_ENDS][1] if _ENDS in found else []
+def check_tensors(found: Header, batch_size: list[int], layout: Mapping[str, Field]) -> dict[str, list[int]]:
+    """Return the shape of each named tensor, none compressed; Misfit: by dtypes and shapes they are not of a batch."""
+    plain = {name.removeprefix(LZ4): kind for name, kind in found.items()}
+    shapes, beside = {}, (_AT, WHERE, OLDER)
+    columns = [_parts(name)[2] for name in plain if name != _ENDS and not name.startswith(beside)]
     for name, (dtype, shape) in found.items():
-        key, lead = name, batch_size
-        if name == _ENDS:
-            if dtype is not torch.int32 or len(shape) != 1:
-                raise Misfit(f"int32 [E] was expected, found {dtype} {shape}", name)
-            continue
-        if name.startswith(_AT):
-            if dtype is not torch.int64 or len(shape) != 1 or _FEW + name.removeprefix(_AT) not in found:
-                raise Misfit(f"int64 [E] was expected beside its rows, found {dtype} {shape}", name)
-            continue
-        if name.startswith(_EXTRA):
-            key, lead = under_next_name(name.removeprefix(_EXTRA)), ends
-            if _ENDS not in found or name.removeprefix(_EXTRA) not in found:
-                raise Misfit("its ends or its observations are missing", name)
-        elif name.startswith(_FEW):
-            key = name.removeprefix(_FEW)
-            lead = found[_AT + key][1] if _AT + key in found else [-1]
-        if key not in layout:
-            raise Misfit("the batches of this folder have no such key", name)
-        wanted = (layout[key].dtype, [*lead, *layout[key].shape])
-        if (dtype, shape) != wanted:
-            raise Misfit(f"{wanted[0]} {wanted[1]} was expected, found {dtype} {shape}", name)
-    there = {name.removeprefix(_FEW) for name in found} | {
-        under_next_name(name.removeprefix(_EXTRA)) for name in found if name.startswith(_EXTRA)
-    }
-    if missing := [name for name in layout if name not in there]:
+        wanted, shapes[name] = _form(name.removeprefix(LZ4), plain, batch_size, layout)
+        fits = (dtype, shape) == (wanted, shapes[name])
+        if not (wanted is dtype is torch.uint8 and len(shape) == 1 if name.startswith(LZ4) else fits):
+            raise Misfit(f"{wanted} {shapes[name]} was expected, found {dtype} {shape}", name)
+    if missing := [name for name in layout if name not in columns]:
         raise Misfit(f"{', '.join(missing)} is missing")
+    if len(columns) > len(layout) or len(plain) < len(found):
+        raise Misfit(f"a column is there twice: {', '.join(sorted(columns))}")
+    return shapes
+
+
+def _form(
+    name: str, found: Header, batch_size: list[int], layout: Mapping[str, Field]
+) -> tuple[torch.dtype, list[int]]:  # fmt: skip
+    """Return dtype and shape of an uncompressed tensor of this name among those that are `found`."""
+
+    def rows_of(mark: str) -> list[int]:
+        return (found[mark][1] or [0])[:1]
+
+    for mark, beside in _BESIDE.items():
+        if name.startswith(mark) and any(other + name.removeprefix(mark) not in found for other in beside):
+            raise Misfit("what belongs to it is missing", name)
+    if name == _ENDS:
+        return torch.int32, rows_of(name)
+    for mark, dtype in _PLACES.items():
+        if name.startswith(mark):
+            return dtype, rows_of(name)
+    (fold, column, key), lead = _parts(name), batch_size
+    if key not in layout:
+        raise Misfit("the batches of this folder have no such key", name)
+    if column.startswith(_EXTRA):
+        if _ENDS not in found or key.removeprefix(f"{NEXT}/") not in layout:
+            raise Misfit("its ends or its observations are missing", name)
+        lead = rows_of(_ENDS)
+    elif column.startswith(_FEW):
+        lead = rows_of(_AT + key)
+    shape, dtype = layout[key]
+    if fold and (dtype not in _INDEX or len(shape) != 1 if fold == HOT else len(shape) < 2):
+        raise Misfit(f"it stands for no rows of {dtype} {list(shape)}", name)
+    if fold == HOT:
+        return _INDEX[dtype], lead
+    if fold == OLDER:
+        return dtype, [*rows_of(WHERE + column), shape[0] - 1, *shape[1:]]
+    return dtype, [*lead, *shape[fold == FRAME :]]
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Return how a tensor is folded, the column that it stands for or has other rows of, and its name in a layout."""
+    fold = next((mark for mark in (HOT, FRAME, OLDER) if name.startswith(mark)), "")
+    column = name.removeprefix(fold)
+    if column.startswith(_EXTRA):
+        return fold, column, under_next_name(column.removeprefix(_EXTRA))
+    return fold, column, column.removeprefix(_FEW)
 
 
 def name_of(key: Key) -> str:
@@ -156,8 +183,8 @@ _INDEX = {torch.uint8: torch.int16, torch.int16: torch.int16, torch.int32: torch
 _FEWEST = 16  # values of a choice that is worth it
 _DEEPEST = 64  # frames of a stack
 _LEAST, _MOST = 1 << 10, 1 << 30  # bytes that are compressed together
-
-Header = Mapping[str, tuple[torch.dtype, list[int]]]
+_PLACES = {_AT: torch.int64, WHERE: torch.int32}  # of rows, `[E]`
+_BESIDE = {_AT: (_FEW,), _FEW: (_AT,), FRAME: (WHERE, OLDER), WHERE: (FRAME,), OLDER: (FRAME, WHERE)}  # never alone
 
 
 def folded(name: str, x: Tensor, batch: torch.Size) -> dict[str, Tensor]:
@@ -191,29 +218,7 @@ def compressed(name: str, x: Tensor) -> tuple[str, Tensor]:
     return LZ4 + name, torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
-def plain(found: Header, layout: Mapping[str, Field], batch: list[int]) -> dict[str, tuple[torch.dtype, list[int]]]:
-    """Describe a file's named tensors, dtype and shape, as they are once none is compressed."""
-    out = {name: x for name, x in found.items() if not name.startswith(LZ4)}
-    for name, (dtype, shape) in found.items():
-        if not name.startswith(LZ4):
-            continue
-        if dtype is not torch.uint8 or len(shape) != 1:
-            raise Misfit(f"uint8 [bytes] was expected, found {dtype} {shape}", name)
-        name = name.removeprefix(LZ4)
-        values, wanted = _of(name.removeprefix(FRAME).removeprefix(OLDER), layout)
-        whole = [*batch, *values]
-        if name.startswith(FRAME):
-            whole = [*batch, *values[1:]]
-        elif name.startswith(OLDER):
-            at = out.get(WHERE + name.removeprefix(OLDER), (None, [0]))[1]
-            whole = [*at, values[0] - 1, *values[1:]]
-        elif name.startswith("@extra/"):
-            whole = [*out.get("@ends", (None, [0]))[1], *values]
-        out[name] = (wanted, whole)
-    return out
-
-
-def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field], batch: list[int]) -> dict[str, Tensor]:
+def expanded(tensors: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
     """Return the tensors of a file, none compressed; Misfit: bytes that are not what was compressed."""
     if not any(name.startswith(LZ4) for name in tensors):
         return dict(tensors)
@@ -223,13 +228,12 @@ def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field], batch: 
         raise ResourceError(
             "these frames are compressed with lz4, which is not here", fix=install("compressed")
         ) from None
-    shapes = plain({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, layout, batch)
     out = {}
     for name, x in tensors.items():
         if not name.startswith(LZ4):
             out[name] = x
             continue
-        shape = shapes[name.removeprefix(LZ4)][1]
+        shape = shapes[name]
         try:
             made = lz4.block.decompress(x.numpy(), uncompressed_size=math.prod(shape))
         except (lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
@@ -240,49 +244,13 @@ def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field], batch: 
     return out
 
 
-def declared(found: Header, layout: Mapping[str, Field]) -> dict[str, tuple[torch.dtype, list[int]]]:
-    """Return named tensors of a file, dtype and shape of each, as the columns that they stand for."""
-    out = {}
-    for name, (dtype, shape) in found.items():
-        if name.startswith((WHERE, OLDER)):
-            if FRAME + name.removeprefix(WHERE).removeprefix(OLDER) not in found:
-                raise Misfit("there are no frames that it belongs to", name)
-            continue
-        if name.startswith(HOT):
-            name = name.removeprefix(HOT)
-            values, wanted = _of(name, layout)
-            if len(values) != 1 or dtype is not _INDEX.get(wanted):
-                raise Misfit(f"{dtype} stands for no rows of {wanted}{list(values)}", HOT + name)
-            dtype, shape = wanted, [*shape, *values]
-        elif name.startswith(FRAME):
-            name = name.removeprefix(FRAME)
-            values, wanted = _of(name, layout)
-            at, older = found.get(WHERE + name), found.get(OLDER + name)
-            depth = len(shape) - len(values) + 1
-            fit = at is not None and at[0] is torch.int32 and len(at[1]) == 1 and len(values) > 1 and depth > 0
-            if not fit or dtype is not wanted or older != (dtype, [*at[1], values[0] - 1, *values[1:]]):  # type: ignore[index]
-                raise Misfit("its older frames are missing or of another form", FRAME + name)
-            shape = [*shape[:depth], values[0], *shape[depth:]]
-        if name in out:
-            raise Misfit("it is there twice", name)
-        out[name] = (dtype, shape)
-    return out
-
-
-def _of(name: str, layout: Mapping[str, Field]) -> Field:
-    field = layout.get(name.removeprefix("@extra/").removeprefix("@few/"))
-    if field is None:
-        raise Misfit("the batches of this folder have no such key", name)
-    return field
-
-
 def unfolded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field]) -> dict[str, Tensor]:
-    """Return the columns that tensors stand for which `declared` has looked at; Misfit: an index or row is none."""
+    """Return the columns that tensors stand for which `check_tensors` has seen; Misfit: an index or row is none."""
     out = {}
     for name, x in tensors.items():
         if name.startswith(HOT):
             name = name.removeprefix(HOT)
-            (count,), wanted = _of(name, layout)
+            (count,), wanted = layout[_parts(name)[2]]
             places = x.reshape(-1, 1).long()
             if places.numel() and not (int(places.min()) >= -1 and int(places.max()) < count):
                 raise Misfit(f"an index is none of {count}", HOT + name)

@@ -147,9 +147,7 @@ class SegmentReader:
     def check(self) -> Iterator[tuple[Path, str | None]]:
         """(file, what is wrong with it or None) of the journal and every file that it names and that is kept."""
         yield self._path, None if self.lost is None else str(cut_journal(self._path, self.lost))
-        for i in range(len(self)):
-            record = self.record(i)
-            path = self.folder / record["file"]
+        for i, (record, path) in enumerate(self._named()):
             yield path, Stamp.said(record).altered(path) or self._misfit(i)
         for count, path in self.states():
             yield path, self._state_stamp(count).altered(path)
@@ -179,30 +177,30 @@ class SegmentReader:
         DamagedDataError
             A file has other tensors than a batch here, or they do not lie in it.
         """
-        parts, first = [], 0
-        for i in range(len(self)):
-            record = self.record(i)
-            lanes = math.prod(record["batch_size"][:-1])
-            path = self.folder / record["file"]
+        parts, first, lanes = [], 0, math.prod(self.lanes or ())
+        for i, (record, path) in enumerate(self._named()):
             parts.append(MappedRows(path, record["size"], first, record["frames"], self._offsets_in(i), lanes))
             first += record["frames"]
         return parts
 
     def stacked(self) -> list[str]:
         """The names of observations that are stacks, stored one frame a row, in every segment."""
-        headers = [header_of(self.folder / self.record(i)["file"]) for i in range(len(self))]
+        headers = [header_of(path) for _, path in self._named()]
         names = [name for name in self.layout if as_tuple(key_of(name))[0] != NEXT]
         return [name for name in names if all({FRAME + name, LZ4 + FRAME + name} & header.keys() for header in headers)]
 
     def cut_rows(self) -> list[int]:
         """Numbers of the last rows of lanes whose open episode was not gone on with; `read` flags them."""
-        rows, first = [], 0
-        for i in range(len(self)):
-            record = self.record(i)
+        rows, first, lanes = [], 0, math.prod(self.lanes or ())
+        for i, (record, _) in enumerate(self._named()):
             first += record["frames"]
-            lanes = math.prod(record["batch_size"][:-1])
             rows += [first - lanes + lane for lane in sorted(self.cut_lanes(i))]
         return rows
+
+    def _named(self) -> Iterator[tuple[Record, Path]]:
+        """Yield each segment's record and file."""
+        for record in map(self.record, range(len(self))):
+            yield record, self.folder / record["file"]
 
     def _offsets_in(self, i: int) -> dict[Key, int]:
         """Return where in its file the columns of segment `i` begin, those apart that lie in it in another form."""

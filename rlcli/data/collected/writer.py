@@ -232,7 +232,7 @@ class SegmentWriter:
         """Take over what the journal says, or begin it."""
         wanted = _as_json(metadata)
         self._compress = bool((wanted or {}).get("compressed"))
-        if not self._journal.count:
+        if not self._journal.end.records:
             self._journal.append(
                 {
                     "kind": "header",

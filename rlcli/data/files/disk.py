@@ -11,7 +11,8 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from rlcli.errors import ResourceError
 from rlcli.typed import Check, Misfit, text, whole
 
 ASIDE = "aside-"  # what folders are called into which files are moved that nobody knows
-_READ = 1 << 20
+_digest = partial(hashlib.blake2b, digest_size=16)
 
 
 class Stamp(NamedTuple):
@@ -76,7 +77,7 @@ class Disk:
 
     def write_file(self, path: Path, chunks: Sequence[bytes | memoryview], *, sync: bool = True) -> Stamp:
         """Write a new file: reserved, written, synced (or by `sync_file` later), closed; none is left if that fails."""
-        size, digest = sum(len(chunk) for chunk in chunks), hashlib.blake2b(digest_size=16)
+        size, digest = sum(len(chunk) for chunk in chunks), _digest()
         with self._new_file(path, size) as fd:
             for chunk in chunks:
                 digest.update(chunk)
@@ -154,11 +155,13 @@ class Disk:
 
     def sync_file(self, path: Path) -> None:
         """Make the bytes of a finished file durable."""
-        self._sync("sync", path, os.O_RDONLY)
+        with self._opened("sync", path, os.O_RDONLY) as fd:
+            os.fsync(fd)
 
     def sync_folder(self, path: Path) -> None:
         """Make the names in a folder durable."""
-        self._sync("sync_folder", path, os.O_RDONLY | os.O_DIRECTORY)
+        with self._opened("sync_folder", path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            os.fsync(fd)
 
     def rename(self, old: Path, new: Path) -> None:
         """Give a finished file or folder its name, durably."""
@@ -208,12 +211,14 @@ class Disk:
         if free < needed:
             raise _sentence(folder, needed, OSError(errno.ENOSPC, ""))
 
-    def _sync(self, call: str, path: Path, flags: int) -> None:
-        with explained(path):
+    @contextlib.contextmanager
+    def _opened(self, call: str, path: Path, flags: int, needed: int = 0) -> Iterator[int]:
+        """Open a file in here, for what is announced as `call` and may take `needed` bytes."""
+        with explained(path, needed):
             self.at(call, path)
-            fd = os.open(path, flags | os.O_CLOEXEC)
+            fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
             try:
-                os.fsync(fd)
+                yield fd
             finally:
                 os.close(fd)
 
@@ -226,37 +231,33 @@ class Disk:
 
 def stamp_of(path: Path) -> Stamp:
     """Size and checksum of a file, read in pieces."""
-    size, digest = 0, hashlib.blake2b(digest_size=16)
-    for part in _pieces(path):
-        size += len(part)
-        digest.update(part)
-    return Stamp(size, digest.hexdigest())
+    with open(path, "rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, _digest)  # type: ignore[arg-type]
+        return Stamp(file.tell(), digest.hexdigest())
 
 
 def digest_of(*parts: bytes | memoryview) -> str:
     """Return the checksum of bytes at hand."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = _digest()
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
 
 
-def _pieces(path: Path) -> Iterable[bytes]:
-    with open(path, "rb", buffering=0) as file:
-        while part := file.read(_READ):
-            yield part
-
-
 def shortage(path: Path, needed: int = 0) -> tuple[str, str]:
     """Say why a file system took no more (bytes or files), and what to do; `path` need not exist."""
-    free = _free(path)
-    if free is not None and free.files == 0:
-        why = f"it holds as many files as it can: 0 of {free.all_files:,} inodes are free, and {free.bytes:,} bytes"
-        return why, f"Delete files that you do not need (df -i {_there(path)} counts them), or {_elsewhere(path)}."
-    counted = "" if free is None else f"{free.bytes:,} are free"
+    there = next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))
+    free, counted = None, ""
+    with contextlib.suppress(OSError):
+        usage = os.statvfs(there)
+        free = usage.f_bavail * usage.f_frsize
+        counted = f"{free:,} are free"
+        if usage.f_files and not usage.f_favail:  # a file system that does not count them has 0 in all
+            why = f"it holds as many files as it can: 0 of {usage.f_files:,} inodes are free, and {free:,} bytes"
+            return why, f"Delete files that you do not need (df -i {there} counts them), or {_elsewhere(path)}."
     if not needed:
         return counted.replace(" are", " bytes are") or "no more fits", f"Free some space, or {_elsewhere(path)}."
-    if free is not None and free.bytes >= needed:
+    if free is not None and free >= needed:
         counted = f"{counted}, but the file system does not give them"
     why = f"{needed:,} bytes are needed" + (f" and {counted}" if counted else "")
     return why, f"Free some space, or {_elsewhere(path)}."
@@ -273,12 +274,6 @@ def _elsewhere(path: Path) -> str:
     if path.is_relative_to("/dev/shm"):
         return "lower storage.max_size, or use LazyMemmapStorage(max_size), whose files lie among temporary ones"
     return "name a folder on another disk: TMPDIR=FOLDER in the environment, or scratch_dir=FOLDER"
-
-
-class _Free(NamedTuple):
-    bytes: int
-    files: int | None  # None where the file system does not count them
-    all_files: int
 
 
 @contextlib.contextmanager
@@ -317,15 +312,3 @@ _REFUSALS = {
     errno.ENFILE: ("too many files are open on this machine", "End some programs."),
     errno.ENAMETOOLONG: ("the name is too long", "Choose a shorter run.dir."),
 }
-
-
-def _free(path: Path) -> _Free | None:
-    with contextlib.suppress(OSError):
-        usage = os.statvfs(_there(path))
-        return _Free(usage.f_bavail * usage.f_frsize, usage.f_favail if usage.f_files else None, usage.f_files)
-    return None
-
-
-def _there(path: Path) -> Path:
-    """Return the folder of a path, or the nearest above it that exists."""
-    return next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))

@@ -11,7 +11,6 @@ disk gives its full segments: only what is new is written. No pickle.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.row_files import ABOUT, NAMES, RowFiles, SavedRows, check_rows
 from rlcli.data.files.sealed_folder import SealedFolders
 from rlcli.data.files.state import ROWS, decode_state, encode_state, loading_state
-from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
 from rlcli.typed import Misfit, held, mapping, record
 
@@ -193,13 +192,8 @@ def _write(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
 
 
 def _newest(folder: Path) -> tuple[Path, dict[str, Any]]:
-    path, damaged = FOLDERS.newest(folder)
-    for why in damaged:
-        warnings.warn(f"dump skipped: {why}", stacklevel=3)
-    if path is not None:
+    if (path := FOLDERS.newest(folder)) is not None:
         return path, FOLDERS.manifest(path)
-    if damaged:
-        raise DamagedDataError("no dump can be read", where=str(folder), why="; ".join(damaged[:3]))
     if not folder.is_dir():
         raise ResourceError("there is no such folder", where=str(folder), fix="Give the folder that dumps() wrote.")
     torn = any(path.name.startswith(".tmp_") for path in folder.iterdir())

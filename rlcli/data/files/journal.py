@@ -195,16 +195,6 @@ class Journal:
             self.disk.cut(self._lock.fd, self.path, self.end.size)
 
     @property
-    def size(self) -> int:
-        """Return the bytes of all records."""
-        return self.end.size
-
-    @property
-    def count(self) -> int:
-        """Count the records."""
-        return self.end.records
-
-    @property
     def _beside(self) -> Path:
         return self.path.with_name(f"{self.path.name}.new")
 

@@ -17,12 +17,14 @@ import fcntl
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp, digest_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.processes.lock import ProcessLock
 from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed, read_bytes, record, text, whole
 
 _SEALED = {
@@ -166,17 +168,22 @@ class SealedFolders:
         """Return where one, or a part of it, is written before it has its place."""
         return folder / f"{_TEMPORARY}{name}"
 
-    def newest(self, folder: Path) -> tuple[Path | None, list[str]]:
-        """Return the newest in a folder that is whole, and what is wrong with each newer one, in a sentence."""
-        paths = self.paths(folder)
-        damaged: list[str] = []
+    def newest(self, folder: Path) -> Path | None:
+        """Return the newest in a folder that is whole, warn of newer ones; None: there is none, whole or not."""
+        paths, damaged = self.paths(folder), list[str]()
         for path in reversed(paths):
             if (why := self.verify(path)) is None:
-                return path, damaged
+                break
             damaged.append(why)
-        if self.paths(folder) != paths:  # a writer at work has added one, and taken these away
-            return self.newest(folder)
-        return None, damaged
+        else:
+            path = None
+            if self.paths(folder) != paths:  # a writer at work has added one, and taken these away
+                return self.newest(folder)
+        for why in damaged:
+            warnings.warn(f"{self.prefix} skipped: {why}", stacklevel=3)
+        if damaged and path is None:
+            raise DamagedDataError(f"no {self.prefix} can be read", where=str(folder), why="; ".join(damaged[:3]))
+        return path
 
     @contextlib.contextmanager
     def held(self, path: Path) -> Iterator[bool]:
@@ -253,17 +260,11 @@ def _locked(path: Path, kind: int) -> int:
 def _is_held(path: Path) -> bool:
     """Say whether somebody writes or reads a folder now, where the file system can tell."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ProcessLock(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)).drop()
     except BlockingIOError:
         return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+    except OSError:  # it is gone, or cannot be locked
+        pass
     return False
 
 

@@ -12,6 +12,7 @@ compact   none: a1 a2 . b1 ?       read off the rows below; nobody kept a', and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,8 +21,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows, Successors
-from rlcli.keys import TRAJ_IDS, Key, delta_key, kept_key, scale_key, under_next
-from rlcli.specs.base import fill_for
+from rlcli.keys import DONE, TRAJ_IDS, Key, delta_key, kept_key, scale_key, under_next
 from rlcli.specs.field import CODED, NONE, OWN, PASS, SHARED, SPARSE, Field, Fields
 
 KEEPS = {"full": OWN, "exact": SHARED, "compact": NONE, "delta": CODED}  # mode -> how next observations are kept
@@ -163,22 +163,15 @@ def with_next(
     batch: TensorDictBase, keys: Sequence[Key], *, after: TensorDictBase | None = None, fill_value: float | None = None
 ) -> TensorDictBase:
     """Return a `compact` batch with its next observations; unknown ones are `fill_value` (default NaN)."""
-    from rlcli.transforms.delta_codec import spread
+    from rlcli.transforms import NextStateReconstructor
     from rlcli.transforms.stored_rows import ends_of
 
-    done, ids = ends_of(batch)
-    theirs = None if after is None else after.get(TRAJ_IDS, None)
-    known = torch.ones(batch.shape, dtype=torch.bool) if done is None else ~done.reshape(batch.shape).bool()
-    goes_on = torch.zeros_like(known[..., -1])
-    if ids is not None:
-        known[..., :-1] &= ids[..., :-1] == ids[..., 1:]
-        if theirs is not None:
-            goes_on = ids[..., -1] == theirs[..., 0]
-    known[..., -1] &= goes_on
-    out, time = batch.copy(), batch.ndim - 1
+    ends_of(batch)  # or it is refused
+    rows, out, time = batch.select(*keys, DONE, TRAJ_IDS, strict=False), batch.copy(), batch.ndim - 1
+    if after is not None and (rows.get(TRAJ_IDS, None) is not None) and after.get(TRAJ_IDS, None) is not None:
+        rows = torch.cat((rows, after.select(*rows.keys(True, True))[..., :1]), time)  # type: ignore[assignment]
+    value = math.nan if fill_value is None else fill_value
+    rows = NextStateReconstructor(keys, source="sample", fill_value=value, strict=False)(rows)
     for key in keys:
-        x = batch.get(key)
-        last = (batch if after is None else after).get(key).narrow(time, 0, 1)
-        following = torch.cat((x.narrow(time, 1, x.shape[time] - 1), last), time)
-        out.set(under_next(key), following.masked_fill(spread(~known, x), fill_for(key, x.dtype, fill_value)))
+        out.set(under_next(key), rows.get(under_next(key)).narrow(time, 0, batch.shape[-1]))
     return out

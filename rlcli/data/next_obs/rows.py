@@ -67,8 +67,8 @@ class Rows(Tensor):
     _versions: tuple[int, int] | None  # of obs and extra: torch counts writes in place, but for inference tensors
 
     @staticmethod
-    def __new__(cls, obs: Tensor, extra: Tensor, index: Tensor) -> Rows:
-        return _checked(obs, extra, index.to(torch.int32))
+    def __new__(cls, obs: Tensor, extra: Tensor, index: Tensor, sparse: bool = False) -> Rows:
+        return _checked(obs, extra, index.to(torch.int32), sparse)
 
     @staticmethod
     def from_ends(obs: Tensor, ends: Tensor | Successors, extra: Tensor) -> Rows:
@@ -230,9 +230,7 @@ class Rows(Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], context: bool, size: Any, stride: Any) -> Rows:
-        rows = Rows(inner["obs"], inner["extra"], inner["index"])
-        rows.sparse = context
-        return rows
+        return Rows(inner["obs"], inner["extra"], inner["index"], context)
 
 
 def _for_a_process(rows: Rows) -> tuple:
@@ -242,15 +240,13 @@ def _for_a_process(rows: Rows) -> tuple:
 
 
 def _arrived(obs: Tensor, extra: Tensor, index: Tensor, sparse: bool, requires_grad: bool) -> Tensor:
-    rows = Rows(obs, extra, index)
-    rows.sparse = sparse
-    return rows.requires_grad_(requires_grad)
+    return Rows(obs, extra, index, sparse).requires_grad_(requires_grad)
 
 
 ForkingPickler.register(Rows, _for_a_process)
 
 
-def _checked(obs: Tensor, extra: Tensor, where: Tensor | Successors) -> Rows:
+def _checked(obs: Tensor, extra: Tensor, where: Tensor | Successors, sparse: bool = False) -> Rows:
     """Return rows of `obs` (`[*batch, *F]`, viewed as `[N, *F]`) and `extra`, if these fit each other."""
     feature = extra.shape[1:]
     if obs.shape[obs.ndim - len(feature) :] != feature or obs.dtype != extra.dtype:
@@ -271,7 +267,7 @@ def _checked(obs: Tensor, extra: Tensor, where: Tensor | Successors) -> Rows:
                 why=f"shape {tuple(obs.shape)}, strides {obs.stride()}", fix="Pass obs.contiguous()",
             ) from error  # fmt: skip
     inference = obs.is_inference() or extra.is_inference()
-    return _wrap(obs, extra, where, False, None if inference else (obs._version, extra._version))
+    return _wrap(obs, extra, where, sparse, None if inference else (obs._version, extra._version))
 
 
 def _wrap(

@@ -46,18 +46,14 @@ def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:
         index = torch.zeros(math.prod(shape), dtype=torch.int32, device=sparse.rows.device)
         index[sparse.at] = torch.arange(1, len(sparse.at) + 1, dtype=torch.int32, device=index.device)
         index = index.view(*shape)
-    column = Rows(nothing, sparse.rows.contiguous(), index)
-    column.sparse = True
-    return column
+    return Rows(nothing, sparse.rows.contiguous(), index, sparse=True)
 
 
 def blanked(column: Rows, where: Tensor) -> Rows:
     """Return the column with a row of zeros wherever bool `[*B]` says; all of them take the bytes of one."""
     zeros = column.extra.new_zeros(1, *column.extra.shape[1:])
     index = column.index.masked_fill(where, len(column.extra) + 1)
-    out = Rows(column.obs, torch.cat((column.extra, zeros)), index)
-    out.sparse = True
-    return out
+    return Rows(column.obs, torch.cat((column.extra, zeros)), index, sparse=True)
 
 
 def sparse_where(rows: Tensor, values: Tensor) -> Rows:

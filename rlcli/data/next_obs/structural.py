@@ -17,6 +17,7 @@ from torch import Tensor
 
 Feature = tuple[int, ...]
 Answer = Tensor | list[Tensor] | None
+Rule = Callable[..., Answer]
 aten = torch.ops.aten
 
 
@@ -42,41 +43,9 @@ def _expand(index: Tensor, feature: Feature, shape: Sequence[int], *, implicit: 
     return index.expand(lead)
 
 
-def _select(index: Tensor, feature: Feature, dim: int, at: int) -> Answer:
-    where = _batch_dim(index, feature, dim)
-    return None if where is None else index.select(where, at)
-
-
-def _slice(
-    index: Tensor, feature: Feature, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Answer:
-    where = _batch_dim(index, feature, dim)
-    return None if where is None else aten.slice.Tensor(index, where, start, end, step)
-
-
-def _unbind(index: Tensor, feature: Feature, dim: int = 0) -> Answer:
-    where = _batch_dim(index, feature, dim)
-    return None if where is None else list(index.unbind(where))
-
-
-def _split_rows(index: Tensor, feature: Feature, sizes: int | Sequence[int], dim: int = 0) -> Answer:
-    where = _batch_dim(index, feature, dim)
-    return None if where is None else list(index.split(sizes, where))
-
-
 def _index(index: Tensor, feature: Feature, places: Sequence[Tensor | None]) -> Answer:
     used = sum(p.ndim if p is not None and p.dtype in (torch.bool, torch.uint8) else 1 for p in places)
     return aten.index.Tensor(index, places) if used <= index.ndim else None
-
-
-def _index_select(index: Tensor, feature: Feature, dim: int, at: Tensor) -> Answer:
-    where = _batch_dim(index, feature, dim)
-    return None if where is None else index.index_select(where, at)
-
-
-def _transpose(index: Tensor, feature: Feature, first: int, second: int) -> Answer:
-    dims = _batch_dims(index, feature, (first, second))
-    return None if dims is None else index.transpose(*dims)
 
 
 def _permute(index: Tensor, feature: Feature, dims: Sequence[int]) -> Answer:
@@ -91,38 +60,41 @@ def _unsqueeze(index: Tensor, feature: Feature, dim: int) -> Answer:
     return index.unsqueeze(dim) if 0 <= dim <= index.ndim else None
 
 
-def _squeeze(index: Tensor, feature: Feature, dim: int | Sequence[int] | None = None) -> Answer:
-    if dim is None:
-        return None if 1 in feature else index.squeeze()
-    dims = _batch_dims(index, feature, (dim,) if isinstance(dim, int) else dim)
-    return None if dims is None else index.squeeze(dims)
+def _squeeze(index: Tensor, feature: Feature) -> Answer:
+    return None if 1 in feature else index.squeeze()
 
 
-def _flip(index: Tensor, feature: Feature, dims: Sequence[int]) -> Answer:
-    inside = _batch_dims(index, feature, dims)
-    return None if inside is None else index.flip(inside)
+def _along(func: Any, *places: int) -> Rule:
+    """Return the rule of an operation whose dims stand at these `places` of its arguments; left out, they are 0."""
+
+    def rule(index: Tensor, feature: Feature, *args: Any) -> Answer:
+        given = [*args, *[0] * (max(places) + 1 - len(args))]
+        for place in places:
+            dims = given[place]
+            inside = [_batch_dim(index, feature, d) for d in ([dims] if isinstance(dims, int) else dims)]
+            if None in inside:
+                return None
+            given[place] = inside[0] if isinstance(dims, int) else inside
+        return func(index, *given)
+
+    return rule
 
 
-RULES: dict[Any, Callable[..., Answer]] = {
+RULES: dict[Any, Rule] = {
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.reshape.default: _view,
     aten.expand.default: _expand,
-    aten.select.int: _select,
-    aten.slice.Tensor: _slice,
-    aten.unbind.int: _unbind,
-    aten.split.Tensor: _split_rows,
-    aten.split_with_sizes.default: _split_rows,
     aten.index.Tensor: _index,
-    aten.index_select.default: _index_select,
-    aten.transpose.int: _transpose,
     aten.permute.default: _permute,
     aten.unsqueeze.default: _unsqueeze,
     aten.squeeze.default: _squeeze,
-    aten.squeeze.dim: _squeeze,
-    aten.squeeze.dims: _squeeze,
-    aten.flip.default: _flip,
+    aten.transpose.int: _along(aten.transpose.int, 0, 1),
+    aten.split.Tensor: _along(aten.split.Tensor, 1),
+    aten.split_with_sizes.default: _along(aten.split_with_sizes.default, 1),
 }
+_BY_DIM = aten.select.int, aten.slice.Tensor, aten.unbind.int, aten.index_select.default
+RULES |= {func: _along(func, 0) for func in (*_BY_DIM, aten.squeeze.dim, aten.squeeze.dims, aten.flip.default)}
 
 
 def joined(kind: Any, indices: Sequence[Tensor], feature: Feature, dim: int = 0) -> Tensor | None:
@@ -146,9 +118,3 @@ def _batch_dim(index: Tensor, feature: Feature, dim: int) -> int | None:
     """Return `dim` counted from the front, if it is a batch dim."""
     dim = dim + index.ndim + len(feature) if dim < 0 else dim
     return dim if 0 <= dim < index.ndim else None
-
-
-def _batch_dims(index: Tensor, feature: Feature, dims: Sequence[int]) -> list[int] | None:
-    """Return all of `dims` counted from the front, if all are batch dims."""
-    found = [_batch_dim(index, feature, d) for d in dims]
-    return None if None in found else [d for d in found if d is not None]

@@ -81,25 +81,10 @@ def _single(names: Sequence[str]) -> Callable[[dict], tuple]:
 
 def alike(tensors: Sequence[Tensor]) -> Alike:
     """Say whether other tensors are plain ones of the same dtype, device, shape and strides as these."""
-    guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    if not hasattr(guards, "TensorGuards"):
-        return plainly_alike(tensors)
     sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-    # torch.compile's own check, one call for all: the plain one below takes six times as long
+    # torch.compile's own check, one call for all: to compare tensor after tensor in Python takes six times as long
+    guards: Any = torch._C._dynamo.guards
     return guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-
-
-def plainly_alike(tensors: Sequence[Tensor]) -> Alike:
-    """Compare as `alike` does, tensor after tensor."""
-
-    def facts(x: Any) -> tuple:
-        if type(x) is not Tensor or x.layout is not torch.strided:
-            return (type(x),)
-        flags = (x.requires_grad, x.is_conj(), x.is_neg(), x.is_inference(), x.is_nested)
-        return (Tensor, x.dtype, x.device, x.shape, x.stride(), flags)
-
-    wanted = [facts(x) for x in tensors]
-    return lambda *others: [facts(x) for x in others] == wanted
 
 
 MOST = 16  # batch sizes whose plans a ring remembers

@@ -25,7 +25,7 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.data.fields import check_fit, columns_of, nested
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.next_obs.pairs import Pairs, count_unfollowed, observation_keys
+from rlcli.data.next_obs.pairs import count_unfollowed, observation_keys
 from rlcli.data.next_obs.rows import Rows, is_sparse
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.layout import NO_ASK, NOTHING, Asked, Markers, RingLayout, agreed, lane_shape_of, stacked_among
@@ -107,13 +107,6 @@ class Ring:
         """Return the columns that are read beside the fields: they hold something in few rows."""
         return tuple(self.contents.sparse or ())
 
-    def sparse_fields(self) -> dict[Key, tuple[Field, int]]:
-        """Return what a row of each of those is, and the bytes that the column takes."""
-        return {} if self.contents.sparse is None else self.contents.sparse.of_keys()
-
-    def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
-        return self.contents.steps_from_state(rows)
-
     @property
     def exact(self) -> bool:
         """Say whether next observations are kept once."""
@@ -123,11 +116,6 @@ class Ring:
     def markers(self) -> Markers:
         """Return the keys that tell trajectories apart; none before the first write."""
         return self.contents.layout.markers
-
-    @property
-    def pool(self) -> Pairs | None:
-        """Return next observations that no row stands for."""
-        return self.contents.index.pool
 
     @property
     def stacks(self) -> Mapping[Key, FrameStacks]:
@@ -372,12 +360,8 @@ class Ring:
             contents.load_state_dict(state)
         return contents
 
-    def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None:
-        """Take over `state_dict`'s answer, columns apart, or change nothing; `cut`: begin new trajectories."""
-        self.take_over(self.read_state(state), cut=cut)
-
     def take_over(self, contents: Contents, *, cut: bool = False) -> None:
-        """Go on with what `read_state` made, in place of all that is stored."""
+        """Go on with what `read_state` made, in place of all that is stored; `cut`: begin new trajectories."""
         self.clear(fields=True)
         if contents.layout.fields:
             self._declare(contents)

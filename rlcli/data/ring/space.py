@@ -55,8 +55,6 @@ class RingSpace:
 
     def numbers(self, step: int, length: int) -> np.ndarray:
         """Return the numbers of `length` steps from `step` on, in the order of `rows`."""
-        if self.lanes == 1:
-            return np.arange(step, step + length)
         return (np.arange(step, step + length) * self.lanes + np.arange(self.lanes)[:, None]).reshape(-1)
 
     def live_rows(self, cursor: int) -> np.ndarray:

@@ -380,10 +380,6 @@ class StackHeads:
         self._free = [*range(len(memory) - 1, held - 1, -1), *self._free]
         self.memory = memory
 
-    @property
-    def slots_in_use(self) -> int:
-        return len(self.memory) - len(self._free)
-
     # ---- checkpoints -------------------------------------------------------------------------------------------
     @property
     def nbytes(self) -> int:

@@ -159,7 +159,7 @@ class SliceSampler(Sampler):
         """Choose slices whose recurrent states are known, where few rows keep one; others are drawn anew."""
         rows, lengths = self._choose(ring, count, length)
         for _ in range(TRIES):
-            back = ring.steps_from_state(rows[np.cumsum(lengths) - lengths])
+            back = ring.contents.steps_from_state(rows[np.cumsum(lengths) - lengths])
             if back is None or not (lost := back < 0).any():
                 return rows, lengths
             more, sizes = self._choose(ring, int(lost.sum()), length)
@@ -173,7 +173,7 @@ class SliceSampler(Sampler):
     def _burn_in(self, ring: Ring, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
         """Return rows to read before each slice: those asked for, and on to one that keeps a recurrent state."""
         first = rows[np.cumsum(lengths) - lengths]
-        if (back := ring.steps_from_state(first)) is None:
+        if (back := ring.contents.steps_from_state(first)) is None:
             return np.full(len(first), self.burn_in) if self.burn_in else None
         if self.pad_output:
             raise ArgumentError(
@@ -183,7 +183,7 @@ class SliceSampler(Sampler):
         if not self.burn_in:
             return back
         slices, added = ring.index.led_in(Slices(rows, lengths), self.burn_in)
-        before = ring.steps_from_state(slices.rows[np.cumsum(slices.lengths) - slices.lengths])
+        before = ring.contents.steps_from_state(slices.rows[np.cumsum(slices.lengths) - slices.lengths])
         assert before is not None
         return np.where(before < 0, back, added + before)  # the rows before it may be gone: a shorter burn-in
 

@@ -240,7 +240,7 @@ def in_order(ring: Ring, *, oldest_first: bool = False) -> tuple[np.ndarray, np.
 
 def of_known_state(ring: Ring, rows: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return rows that a slice may begin in: the row that kept the state of a trajectory's first ones may be gone."""
-    if (back := ring.steps_from_state(rows)) is None:
+    if (back := ring.contents.steps_from_state(rows)) is None:
         return rows, lengths
     lost = back < 0
     piece = np.repeat(np.arange(len(lengths)), lengths) + np.cumsum(lost)

@@ -177,7 +177,7 @@ class RowJournal:
         created = False
         try:
             if header is not None:
-                if self._journal.count or files_in(folder) or states(folder):
+                if self._journal.end.records or files_in(folder) or states(folder):
                     raise taken(folder)
                 created = True
                 first = {"kind": "header", "format": FORMAT, "version": VERSION, "number": 0, **header}
@@ -248,10 +248,10 @@ class RowJournal:
 
     def tidy(self) -> None:
         """Begin a journal anew that has grown too long, and take unnamed states away; if refused, the next time."""
-        if self._journal.size >= self._long:
+        if self._journal.end.size >= self._long:
             with contextlib.suppress(ResourceError):  # a long journal is as good: tried again when it has doubled
                 self._journal.replace(*self.committed.summary())
-            self._long = max(LONG, GROWTH * self._journal.size)
+            self._long = max(LONG, GROWTH * self._journal.end.size)
         number = self.committed.state[0] if self.committed.state is not None else 0
         for old in states(self.folder) if number else ():
             if number_of(old) < number:

@@ -42,7 +42,7 @@ from rlcli.data.stored.place import CHECKPOINT, DUMP, FRAMES, KEPT, Place, find,
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import DELTA, DONE, NEXT, TRUNCATED, Key, as_tuple
 from rlcli.specs.field import Field
-from rlcli.transforms import NextObservationDelta, NextStateReconstructor, Transform
+from rlcli.transforms import NextObservationDelta, NextStateReconstructor
 from rlcli.typed import Misfit
 
 PIECE = 8192  # rows that are copied together
@@ -111,24 +111,22 @@ def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
     parts, cut = segments.parts(), segments.cut_rows()
     stored = {key_of(name) for name in segments.layout}
     if any(key not in part.offsets for part in parts for key in stored if as_tuple(key)[0] != NEXT):
-        return _in_memory(segments, len(shape), make)
-    storage = MappedStorage(segments.frames, ndim=len(shape), where=path)
-    storage.attach(parts, {key: np.array(cut, np.int64) for key in (TRUNCATED, DONE)} if cut else {})
-    whole = all(part.offsets.keys() >= stored for part in parts)
-    buffer = make(storage=storage, next_obs="full" if whole else "exact")
+        buffer = _in_memory(segments, len(shape), make)
+    else:
+        storage = MappedStorage(segments.frames, ndim=len(shape), where=path)
+        storage.attach(parts, {key: np.array(cut, np.int64) for key in (TRUNCATED, DONE)} if cut else {})
+        whole = all(part.offsets.keys() >= stored for part in parts)
+        buffer = make(storage=storage, next_obs="full" if whole else "exact")
     for batch in segments:
         buffer.extend(batch)
     return buffer
 
 
 def _in_memory(segments: SegmentReader, ndim: int, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
-    """Return a buffer in memory of segments whose columns lie there in other forms, in as few bytes as there."""
+    """Return a buffer in memory for segments whose columns lie there in other forms, in as few bytes as there."""
     stacks = {key_of(name): segments.layout[name].shape[0] for name in segments.stacked()}
     kind = CompressedStorage if (stacks or segments.compressed) and has("lz4") else LazyTensorStorage
-    buffer = make(storage=kind(segments.frames, ndim=ndim), next_obs="exact", frame_stack=stacks or None, codes=True)
-    for batch in segments:
-        buffer.extend(batch)
-    return buffer
+    return make(storage=kind(segments.frames, ndim=ndim), next_obs="exact", frame_stack=stacks or None, codes=True)
 
 
 def open_rows(path: Path) -> MappedStorage:
@@ -188,16 +186,6 @@ def holds_differences(ring: Ring) -> bool:
     return any(as_tuple(key)[:2] == (NEXT, DELTA) for key in ring.fields)
 
 
-def read_sides(about: dict[str, Any], ring: Ring) -> list[Transform]:
-    """Return what gives rows the next observations that they were stored without."""
-    if holds_differences(ring):
-        return [NextObservationDelta()]
-    if (compact := left_out(about)) is None:
-        return []
-    keys, fill = compact
-    return [NextStateReconstructor(keys, fill_value=math.nan if fill is None else fill)]
-
-
 def open_buffer(
     path: Path | str,
     *,
@@ -242,19 +230,10 @@ def open_buffer(
         kind = {DUMP: FOLDERS, CHECKPOINT: CHECKPOINTS}.get(folder.kind)
         with contextlib.nullcontext(True) if kind is None else kind.held(folder.path) as there:
             if there or folder.path == Path(path):  # else a writer at work has taken it away since then
-                return _buffer_over(folder, max_size, transform, options)
-
-
-def _buffer_over(
-    place: Place, max_size: int | None, transform: Callable[[Any], Any] | None, options: dict[str, Any]
-) -> TensorDictReplayBuffer:
-    if max_size is None:
-        return _with_sides(_opened(place, options), place, transform)
-    source = _opened(place, {})
-    try:
-        return _copy(source, place, max_size, transform, **options)
-    finally:
-        source.close()
+                if max_size is None:
+                    return _with_sides(_opened(folder, options), folder, transform)
+                with contextlib.closing(_opened(folder, {})) as source:
+                    return _copy(source, folder, max_size, transform, **options)
 
 
 def _need_open(place: Place, max_size: int | None, options: Mapping[str, Any]) -> None:
@@ -322,6 +301,10 @@ def _copy(
 def _with_sides(
     buffer: TensorDictReplayBuffer, place: Place, transform: Callable[[Any], Any] | None
 ) -> TensorDictReplayBuffer:
-    for side in read_sides(place.about, buffer.ring):
-        buffer.append_transform(side)
+    """Give rows the next observations that they were stored without, then apply a `transform`."""
+    if holds_differences(buffer.ring):
+        buffer.append_transform(NextObservationDelta())
+    elif (compact := left_out(place.about)) is not None:
+        keys, fill = compact
+        buffer.append_transform(NextStateReconstructor(keys, fill_value=math.nan if fill is None else fill))
     return buffer if transform is None else buffer.append_transform(transform)  # type: ignore[return-value]

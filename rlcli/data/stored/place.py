@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli.config.run_files import CONFIG
+from rlcli.config.run_files import CONFIG, read_run_file
 from rlcli.config.run_files import SEGMENTS as FRAMES_OF_A_RUN
 from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.folder import FORMAT as SEGMENTS
@@ -32,7 +32,6 @@ from rlcli.data.storages.row_journal import FORMAT as ROWS
 from rlcli.data.storages.row_journal import Committed, check_rows, unfinished
 from rlcli.data.storages.segment import files_in
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
-from rlcli.typed import Misfit, read_json
 
 FRAMES, KEPT, DUMP, CHECKPOINT = "collected frames", "rows of a storage", "dump", "buffer in a checkpoint"
 
@@ -102,12 +101,7 @@ def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
     """Return the folder itself if it is one of them, or the newest in it that is whole; None where there is none."""
     if kind.sequence(folder) >= 0 and (folder / MANIFEST).is_file():
         return folder
-    path, damaged = kind.newest(folder)
-    if path is None and damaged:
-        raise DamagedDataError(f"no {kind.noun} can be read", where=str(folder), why="; ".join(damaged[:3]))
-    for why in damaged:
-        warnings.warn(f"{kind.noun} skipped: {why}", stacklevel=2)
-    return path
+    return kind.newest(folder)
 
 
 def is_begun(folder: Path) -> bool:
@@ -145,12 +139,8 @@ def nothing_yet(folder: Path) -> ResourceError:
 def _with_config(metadata: dict[str, Any], run: Path) -> dict[str, Any]:
     """Return what a folder says of itself; where it lies in a run's folder, the run's configuration counts too."""
     about = dict(metadata)
-    file = run / CONFIG
-    if "config" not in about and file.is_file():
-        try:
-            about["config"] = read_json(file)
-        except (OSError, Misfit) as error:
-            raise DamagedDataError("cannot read a run's file", where=str(file), why=str(error)) from error
+    if "config" not in about and (run / CONFIG).is_file():
+        about["config"] = read_run_file(run, CONFIG)
     return _named(about)
 
 

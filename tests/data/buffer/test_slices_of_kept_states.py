@@ -153,7 +153,7 @@ def test_an_epoch_has_every_row_of_a_known_state_once(drop_last, size):
     for _, few in pairs:
         buffer.extend(few)
     live = buffer.ring.space.live_rows(buffer.ring.cursor)
-    known = live[buffer.ring.steps_from_state(live) >= 0].tolist()
+    known = live[buffer.ring.contents.steps_from_state(live) >= 0].tolist()
     assert len(known) < len(live)
     for _ in range(4):
         drawn, over = [], False
@@ -258,8 +258,8 @@ def test_a_saved_state_that_nobody_wrote_is_refused(column):
     buffers[0].extend(pairs[0][1])
     state = buffers[0].ring.state_dict()
     with pytest.raises(Misfit):
-        buffers[1].ring.load_state_dict({**state, "sparse": [column(*state["sparse"][0])]})
-    buffers[1].ring.load_state_dict(state)
+        buffers[1].ring.take_over(buffers[1].ring.read_state({**state, "sparse": [column(*state["sparse"][0])]}))
+    buffers[1].ring.take_over(buffers[1].ring.read_state(state))
 
 
 def test_the_ledger_says_what_few_rows_save():

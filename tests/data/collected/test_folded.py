@@ -8,7 +8,7 @@ from face import Field
 from rlcli.collectors import Collector
 from rlcli.data import open_buffer
 from rlcli.data.collected import SegmentWriter, open_segments, verify_segments
-from rlcli.data.collected.batches import declared, folded, unfolded
+from rlcli.data.collected.batches import check_tensors, folded, unfolded
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.transforms import FrameStack
 from rlcli.typed import Misfit
@@ -95,18 +95,24 @@ def test_what_is_neither_stays_as_it_is():
     assert [*folded("x", torch.randint(0, 255, (4, 32, 4, 8, 8), dtype=torch.uint8), torch.Size([4, 32]))] == ["x"]
 
 
-@pytest.mark.parametrize("broken", ["@where/x", "@older/x", "index", "order"])
+@pytest.mark.parametrize("broken", ["@where/x", "@older/x", "@frame/x", "index", "order", "twice", "two folds"])
 def test_what_does_not_go_together_is_refused(broken):
     layout = {"x": Field((4, 8, 8), torch.uint8), "y": Field((20,), torch.int64)}
     frames = torch.randint(0, 255, (40, 8, 8), dtype=torch.uint8).unfold(0, 4, 1).permute(0, 3, 1, 2)
-    found = folded("x", frames, torch.Size([37])) | folded("y", torch.eye(20).long()[:3], torch.Size([3]))
+    ones, batch = torch.eye(20).long().repeat(2, 1)[:37], torch.Size([37])
+    found = folded("x", frames, batch) | folded("y", ones, batch)
+    check_tensors({name: (x.dtype, list(x.shape)) for name, x in found.items()}, [37], layout)
     assert torch.equal(unfolded(found, layout)["x"], frames)
     if broken == "index":
         found["@hot/y"] = found["@hot/y"] + 20
     elif broken == "order":
         found["@where/x"] = found["@where/x"] + 1
+    elif broken == "twice":
+        found["x"] = frames
+    elif broken == "two folds":
+        found["@hot/@frame/x"] = found.pop("@frame/x")
     else:
         del found[broken]
     with pytest.raises(Misfit):
-        declared({name: (x.dtype, list(x.shape)) for name, x in found.items()}, layout)
+        check_tensors({name: (x.dtype, list(x.shape)) for name, x in found.items()}, [37], layout)
         unfolded(found, layout)

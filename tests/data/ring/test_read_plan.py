@@ -41,7 +41,7 @@ def test_a_plan_follows_the_layout():
             ring.use_markers(end_keys=[("next", "done")] if turn % 2 else [])
         elif turn % 5 == 3:
             rows = {key: ring.storage.column(key)[: len(ring)].clone() for key in ring.storage.fields}
-            ring.load_state_dict(ring.state_dict())
+            ring.take_over(ring.read_state(ring.state_dict()))
             ring.storage.write(0, rows)
         rows = rng.integers(0, len(ring), 40)
         same(ring.columns(rows), ring.contents.read(rows))

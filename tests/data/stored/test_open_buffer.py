@@ -84,7 +84,7 @@ def test_every_row_of_a_collection_is_the_one_that_was_collected(tmp_path, mode,
     equal(buffer[rows], whole[rows])
     assert content(tmp_path) == before
     if mode == "exact":  # only what stands for no row is in memory
-        assert buffer.ring.pool.memory.nbytes < 16 * len(buffer) / 2
+        assert buffer.ring.contents.pairs.memory.nbytes < 16 * len(buffer) / 2
 
 
 def test_rows_are_read_in_place_and_not_copied(tmp_path):
