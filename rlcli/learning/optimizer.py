@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,7 @@ class FlatParameters:
                 "the trainable parameters changed after the update was built",
                 why=f"there were {len(self.parameters)}, now there are {len(current)}", fix="Build a new update",
             )  # fmt: skip
-        same = all(a is b for a, b in zip(current, self.parameters, strict=True))
-        if same and all(self._is_view(p, span) for p, span in zip(current, self._spans, strict=True)):
+        if all(map(operator.is_, current, self.parameters)) and self.bound():
             return
         for old, new in zip(self.parameters, current, strict=True):
             if old.shape != new.shape:
@@ -114,15 +114,6 @@ class FlatParameters:
         entries = [(table, name, id(p)) for table in tables for name, p in table.items()]
         self._views = [(*addresses[key], table, name) for table, name, key in entries if key in addresses]
         self._outer = self._views[:: max(1, len(self._views) - 1)]
-
-    def _is_view(self, p: nn.Parameter, span: tuple[int, int]) -> bool:
-        offset = span[0] * self.tensor.element_size()
-        return (
-            p.data_ptr() == self.tensor.data_ptr() + offset
-            and p.grad is not None
-            and p.grad.data_ptr() == self.grad.data_ptr() + offset
-            and p.dtype == self.tensor.dtype
-        )
 
 
 # ---- steps ---------------------------------------------------------------------------------------------------------
