@@ -130,14 +130,16 @@ def cut_at_dropped(ends: Ends, valid: Tensor, time: int) -> Ends:
     return Ends(ends.terminated, cut)
 
 
-def refuse_what_one_call_cannot(td: TensorDictBase, target_params: TensorDictBase | None) -> None:
+def refuse_what_one_call_cannot(td: TensorDictBase, target_params: TensorDictBase | None, shifted: bool) -> None:
     """Refuse other parameters for successors, and successors that are not the next row."""
+    refuse(target_params is not None and not shifted, "target_params need a feed-forward value network",
+           why="a recurrent one values a step and its successor in one sequence")  # fmt: skip
     if target_params is not None:
         raise ArgumentError(
             "shifted=True evaluates a step and its successor in one call",
             why="target_params are other parameters for the successors", fix="Use shifted=False.",
         )  # fmt: skip
-    if td.get(STEPS_TO_NEXT_OBS, None) is not None:
+    if shifted and td.get(STEPS_TO_NEXT_OBS, None) is not None:
         raise ArgumentError(
             "shifted=True takes the next row for the successor",
             why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its successors are several steps away",
@@ -182,13 +184,6 @@ class SequenceValues:
         parts = recurrent_parts(network)
         self.net = Lowered(network) if net is None else net  # the same network, where not all of it is to be called
         self._cuts = bool(parts) and all(isinstance(part, RecurrentModule) for part in parts)
-
-    def with_parameters(self, params: TensorDictBase) -> RowValues:
-        """Refuse: it values a step and its successor in one sequence, with one set of parameters."""
-        raise ArgumentError(
-            "target_params need a feed-forward value network",
-            why="a recurrent one values a step and its successor in one sequence",
-        )
 
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
