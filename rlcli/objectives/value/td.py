@@ -149,11 +149,11 @@ class VTrace(ValueEstimator):
         with torch.no_grad():
             log_pi = self._log_prob(td)
         names = (k.sample_log_prob, *ALSO_CALLED.get(k.sample_log_prob, ()))
-        log_mu, rows = need(td, next((x for x in names if td.get(x, None) is not None), names[0])), td.shape
-        for name, x in (("the action's log-probability", log_pi), (show(k.sample_log_prob), log_mu)):
-            if x.numel() != rows.numel():
-                raise ArgumentError(f"{name} is not one number a row", why=f"{tuple(x.shape)} in a batch {tuple(rows)}")
-        pi, mu = (x.reshape(rows).unsqueeze(-1).to(reward.dtype).expand_as(reward) for x in (log_pi, log_mu))
+        log_mu = need(td, next((x for x in names if td.get(x, None) is not None), names[0]))
+        pi, mu = (
+            per_row(x, td.shape, name).unsqueeze(-1).to(reward.dtype).expand_as(reward)
+            for name, x in (("the action's log-probability", log_pi), (show(k.sample_log_prob), log_mu))
+        )
         if may_ask(mu) and not mu.is_meta and not (pi - mu).sum().isfinite() and not (pi - mu).isfinite().all():
             raise NumericsError(
                 "log-probabilities are not finite",
