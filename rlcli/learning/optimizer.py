@@ -174,9 +174,6 @@ class FlatOptimizer:
         self.optimizer.found_inf = None  # type: ignore[attr-defined]
         self._direct = _direct_step(self.optimizer, self.tensor)
 
-    def _count(self, steps: Tensor) -> Tensor:
-        return steps.to(self.tensor.device if self.can_skip else "cpu", copy=True)
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return the optimizer's state, tensors only; empty before the first step."""
         state = self.optimizer.state.get(self.tensor, {})
@@ -190,7 +187,8 @@ class FlatOptimizer:
                     "the saved optimizer state belongs to another model", where=name,
                     why=f"it has {x.numel()} elements, the model {self.tensor.numel()}",
                 )  # fmt: skip
-        restored = {k: x.to(self.tensor, copy=True) if x.ndim else self._count(x) for k, x in state.items()}
+        counted = self.tensor.device if self.can_skip else torch.device("cpu")  # where a count of steps is
+        restored = {k: x.to(self.tensor, copy=True) if x.ndim else x.to(counted, copy=True) for k, x in state.items()}
         self.optimizer.state.clear()
         if restored:
             self.optimizer.state[self.tensor] = restored

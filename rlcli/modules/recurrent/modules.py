@@ -30,7 +30,7 @@ from rlcli.modules.recurrent.sequences import (
     recurrent_mode,
     sequences,
 )
-from rlcli.modules.stages import lends_weights
+from rlcli.modules.watch import hooked
 from rlcli.specs import Unbounded
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import TensorDictPrimer
@@ -353,7 +353,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 fix="Encode it first, to a vector of that size.",
             )
         self._check_dtype(show(self.in_keys[0]), x)
-        if not lends_weights(layers):
+        if hooked(layers):
             raise ArgumentError(
                 f"the {self.kind.__name__} inside {type(self).__name__} has a hook or a forward that would never run",
                 why="the module computes with its weights, and does not call it",
