@@ -11,7 +11,6 @@ import numpy as np
 from rlcli.kernels.compiled import (
     compiled,
     copy_bytes,
-    load_1,
     read_1,
     read_2,
     read_4,
@@ -149,7 +148,7 @@ def either(ends: np.ndarray, sources: np.ndarray, done: np.ndarray) -> None:
     for k in range(len(ends)):
         source = sources[ends[k]]
         for i in range(len(done)):
-            done[i] |= load_1(source + i)
+            done[i] |= read_1(source + i)
 
 
 @compiled(borrows=True)
