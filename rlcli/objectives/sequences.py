@@ -35,12 +35,6 @@ class BurnIn(NamedTuple):
     following: Tensor  # int64 [S]: the learned row that comes after it
 
 
-def burn_in_of(columns: Columns) -> Tensor | None:
-    """Return bool `[*B]`: the rows of a sample that are no more than burn-in; None where none are."""
-    flags = columns.get(BURN_IN)
-    return None if flags is None else flags.bool()
-
-
 def flat(columns: Columns, batch_dims: int) -> dict[Key, Tensor]:
     """Return columns `[*B, ...]` as `[N, ...]`; `is_init` is set where rows of the batch begin, too."""
     begins = columns[IS_INIT]
@@ -124,16 +118,13 @@ class SequenceActionValues:
             begins.reshape(size)[..., 0] = True
             columns = {**without(columns, self.net.state_keys), IS_INIT: begins}
         if burn_in is not None:
-            columns |= self._warmed_up(columns, burn_in)
+            before = {key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns}
+            with torch.no_grad():
+                written = self.net.net(before)
+            columns |= _going_on(columns, {key: written[under_next(key)] for key in self.net.state_keys}, burn_in)
         td = TensorDict(columns, batch_size=size)  # type: ignore[arg-type]
         values = shifted_values(td, self.net, ends, len(size) - 1, budget=None)
         return values.value, values.next_value
-
-    @torch.no_grad()
-    def _warmed_up(self, columns: Columns, burn_in: BurnIn) -> dict[Key, Tensor]:
-        """Return `is_init` and states of the rows that are learned from, as this network's burn-in leaves them."""
-        written = self.net.net({key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns})
-        return _going_on(columns, {key: written[under_next(key)] for key in self.net.state_keys}, burn_in)
 
 
 def without(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:

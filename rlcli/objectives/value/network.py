@@ -170,17 +170,17 @@ def is_gathered(x: Any) -> bool:
     return all(hasattr(x, name) for name in ("obs", "extra", "index", "full"))
 
 
-def _may_hold_nan(rows: Columns) -> bool:
-    """Say whether a row holds NaN, or may, where the host must not ask."""
-    return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in rows.values())
+def _may_hold_nan(x: Tensor) -> bool:
+    """Say whether one of the numbers is NaN, or may be, where the host must not ask."""
+    # the sum is finite for nearly every batch and reads the rows once, without a mask of their size
+    return x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan()))
 
 
 def _fill_value_rows(following: Columns) -> Tensor | None:
     """Return rows `[N]` that hold NaN, the fill value of a successor that is not stored; None if none does."""
     unknown: Tensor | None = None
     for x in following.values():
-        # the sum is finite for nearly every batch and reads the rows once, without a mask of their size
-        if x.is_floating_point() and (not may_ask(x) or x.sum().isnan()):
+        if _may_hold_nan(x):
             rows = x.isnan().reshape(x.shape[0], -1).any(-1)
             unknown = rows if unknown is None else unknown | rows
     return unknown
@@ -213,7 +213,7 @@ def successor_values(
     norms = (x for x in net.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
     mixing = any(x.training or x.running_mean is None for x in norms)  # a row's value depends on others in its call
     gather = None if two_calls or target_params is not None or mixing else seen.common_gather()
-    if gather is not None and not (unused is not None and _may_hold_nan(gather[1])):
+    if gather is not None and not (unused is not None and any(map(_may_hold_nan, gather[1].values()))):
         pool, (index, extra) = value.reshape(-1, value.shape[-1]), gather
         if next(iter(extra.values())).shape[0]:
             pool = torch.cat([pool, net.rows(extra, chunk_rows)])
