@@ -25,7 +25,7 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.errors import ArgumentError
 
-__all__ = ["BACKENDS", "Rate", "broadcast_rate", "check_columns", "scan"]
+__all__ = ["BACKENDS", "Rate", "broadcast_rate", "check_shapes", "scan"]
 
 FIX = "Use backend='auto'"
 BACKENDS = ("auto", "reference", "cpu", "triton")
@@ -110,7 +110,7 @@ def broadcast_rate(name: str, x: Tensor, like: Tensor) -> Tensor:
         ) from error
 
 
-def check_columns(reward: Tensor, **columns: Tensor | None) -> None:
+def check_shapes(reward: Tensor, **columns: Tensor | None) -> None:
     """Refuse columns of another shape than `reward`, and `terminated` and `done` that are not bool."""
     for name, x in columns.items():
         if x is not None and x.shape != reward.shape:
@@ -126,7 +126,7 @@ def _check(reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_
     if not reward.dtype.is_floating_point:
         raise ArgumentError(f"reward is {reward.dtype}", why="values and rewards are floats", fix="Use reward.float().")
     columns = {"value": value, "next_value": next_value, "terminated": terminated, "done": cut}
-    check_columns(reward, **columns)
+    check_shapes(reward, **columns)
     for name, x in columns.items():
         if x.device != reward.device:
             raise ArgumentError(f"{name} is on {x.device}, but reward is on {reward.device}")

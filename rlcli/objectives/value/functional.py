@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.kernels.scan import Rate, check_columns, scan
+from rlcli.kernels.scan import Rate, check_shapes, scan
 from rlcli.objectives.value.reading import need_rate
 
 __all__ = [
@@ -97,7 +97,7 @@ def td0_return_estimate(
         Stands for `terminated` where that is not given.
     """
     terminated = done if terminated is None else terminated
-    check_columns(reward, next_state_value=next_state_value, terminated=terminated)
+    check_shapes(reward, next_state_value=next_state_value, terminated=terminated)
     gamma = need_rate("gamma", gamma, reward)
     value = next_state_value if terminated is None else next_state_value.masked_fill(terminated, 0.0)
     return reward + gamma * value
@@ -112,7 +112,7 @@ def td0_advantage_estimate(
     terminated: Tensor | None = None,
 ) -> Tensor:
     """`r_t + gamma V'_t - V_t`: how much better one step was than expected. Parameters as for GAE."""
-    check_columns(reward, state_value=state_value)
+    check_shapes(reward, state_value=state_value)
     return td0_return_estimate(gamma, next_state_value, reward, terminated, done=done) - state_value
 
 
@@ -149,7 +149,7 @@ def td1_advantage_estimate(
     backend: str = "auto",
 ) -> Tensor:
     """Return `td1_return_estimate` less `V_t`."""
-    check_columns(reward, state_value=state_value)
+    check_shapes(reward, state_value=state_value)
     rest = (next_state_value, reward, done, terminated, rolling_gamma)
     return td1_return_estimate(gamma, *rest, time_dim=time_dim, backend=backend) - state_value
 
@@ -178,7 +178,7 @@ def td_lambda_return_estimate(
             why="one discount for all that follows a step is no recursion over steps",
             fix="Give every step the discount of that step.",
         )
-    check_columns(reward, next_state_value=next_state_value, done=done, terminated=terminated)
+    check_shapes(reward, next_state_value=next_state_value, done=done, terminated=terminated)
     if not -reward.ndim <= time_dim < reward.ndim:
         raise ArgumentError(f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(reward.shape)}")
     gamma, lmbda = need_rate("gamma", gamma, reward), need_rate("lmbda", lmbda, reward)
@@ -206,7 +206,7 @@ def td_lambda_advantage_estimate(
     backend: str = "auto",
 ) -> Tensor:
     """Return `td_lambda_return_estimate` less `V_t`."""
-    check_columns(reward, state_value=state_value)
+    check_shapes(reward, state_value=state_value)
     rest = (next_state_value, reward, done, terminated, rolling_gamma)
     return td_lambda_return_estimate(gamma, lmbda, *rest, time_dim=time_dim, backend=backend) - state_value
 
