@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numba
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -118,42 +117,40 @@ def same_bytes(typing: Any, one: Any, other: Any, count: Any) -> Any:
     return _SAME, generate
 
 
-def _reader(size: int, number: Any = types.int64) -> Any:
+def _reader(size: int) -> Any:
     @typed_intrinsic
     def read(typing: Any, address: Any) -> Any:
-        """The number at an address, which need not be aligned; a signed one is widened to `number`."""
+        """The signed number at an address, which need not be aligned."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             value = builder.load(builder.inttoptr(args[0], ir.PointerType(ir.IntType(8 * size))), align=1)
-            return value if 8 * size == number.bitwidth else builder.sext(value, ir.IntType(number.bitwidth))
+            return value if size == 8 else builder.sext(value, ir.IntType(64))
 
-        return number(types.int64), generate
+        return types.int64(types.int64), generate
 
     return read
 
 
 read_1, read_2, read_4, read_8 = _reader(1), _reader(2), _reader(4), _reader(8)
-load_1, load_64 = _reader(1, types.uint8), _reader(8, types.uint64)
 
 
-def _writer(size: int, number: Any = types.int64) -> Any:
+def _writer(size: int) -> Any:
     @typed_intrinsic
     def write(typing: Any, address: Any, value: Any) -> Any:
         """Store the low bytes of a number at an address that need not be aligned."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             kind = ir.IntType(8 * size)
-            value = args[1] if 8 * size == number.bitwidth else builder.trunc(args[1], kind)
+            value = args[1] if size == 8 else builder.trunc(args[1], kind)
             builder.store(value, builder.inttoptr(args[0], ir.PointerType(kind)), align=1)
             return context.get_dummy_value()
 
-        return types.void(types.int64, number), generate
+        return types.void(types.int64, types.int64), generate
 
     return write
 
 
 write_1, write_2, write_4, write_8 = _writer(1), _writer(2), _writer(4), _writer(8)
-store_1, store_64 = _writer(1, types.uint8), _writer(8, types.uint64)
 
 
 @typed_intrinsic
@@ -164,12 +161,6 @@ def pointer(typing: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), generate
-
-
-@compiled()
-def byte(address: int) -> int:
-    """Load a byte as a signed number: sums with an unsigned one would be floats."""
-    return np.int64(load_1(address))  # type: ignore[return-value]
 
 
 # ---- words that processes share ------------------------------------------------------------------------------------

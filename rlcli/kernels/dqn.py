@@ -15,15 +15,15 @@ KINDS = {"l2": 0, "l1": 1, "smooth_l1": 2}
 
 
 @compiled()
-def distance(miss, kind):
-    """Return a value error and its slope."""
-    size = abs(miss)
+def distance(miss, kind, one):
+    """Return a value error and its slope: squared, absolute, or Huber's with delta `one` (1 of a dtype)."""
     if kind == 0:
         return miss * miss, miss + miss
-    if kind == 1 or size >= 1:
-        sign = 1.0 if miss > 0 else (-1.0 if miss < 0 else 0.0)
-        return (size, sign) if kind == 1 else (size - 0.5, sign)
-    return 0.5 * miss * miss, miss
+    size, half = abs(miss), one / (one + one)
+    if kind == 2 and size < one:
+        return half * miss * miss, miss
+    sign = one if miss > 0 else (-one if miss < 0 else miss)
+    return (size, sign) if kind == 1 else (size - half, sign)
 
 
 @compiled()
@@ -65,7 +65,7 @@ def q_learning(values, action, next_values, choosing, reward, terminated, gamma,
             discount = gamma ** steps[i] if steps.shape[0] else gamma
             target += discount * next_values[i, _best(choosing[i])]
         miss = values[i, action[i]] - target
-        error, slope = distance(miss, kind)
+        error, slope = distance(miss, kind, 1.0)
         share = (weight[i] if weight.shape[0] else 1.0) / total
         for j in range(values.shape[1]):
             grad[i, j] = 0

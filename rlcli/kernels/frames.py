@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.compiled import byte, compiled, copy_bytes, load_1, load_64, store_1, store_64
+from rlcli.kernels.compiled import compiled, copy_bytes, read_1, read_8, write_1, write_8
 
 NEEDS_KEY, FULL = range(2)
 _NEAR = 8  # rows back in which the same one is looked for: two stacks that overlap
@@ -24,10 +24,10 @@ _GAP = 3  # equal bytes that end a run: a new run costs two bytes
 def _same(a: int, b: int, at: int, width: int) -> int:
     """Return the first byte from `at` on that differs; `width` if none does."""
     while at + 8 <= width:
-        if load_64(a + at) != load_64(b + at):
+        if read_8(a + at) != read_8(b + at):
             break
         at += 8
-    while at < width and load_1(a + at) == load_1(b + at):
+    while at < width and read_1(a + at) == read_1(b + at):
         at += 1
     return at
 
@@ -40,7 +40,7 @@ def make_patch(key: int, frame: int, width: int, out: int, room: int) -> int:
     while at < width:
         end, seen = at + 1, at + 1  # one past the last byte that differs; how far was looked
         while seen < width and seen - end < _GAP and seen - at < 255:
-            if load_1(key + seen) != load_1(frame + seen):
+            if read_1(key + seen) != read_1(frame + seen):
                 end = seen + 1
             seen += 1
         skip = at - last
@@ -48,14 +48,14 @@ def make_patch(key: int, frame: int, width: int, out: int, room: int) -> int:
         if used + 2 * (skip // 255) + 2 + length > room:
             return -1
         while skip >= 255:  # a skip of 255 and no bytes: the next run is further on
-            store_1(out + used, np.uint8(255))
-            store_1(out + used + 1, np.uint8(0))
+            write_1(out + used, 255)
+            write_1(out + used + 1, 0)
             used += 2
             skip -= 255
-        store_1(out + used, np.uint8(skip))
-        store_1(out + used + 1, np.uint8(length))
+        write_1(out + used, skip)
+        write_1(out + used + 1, length)
         for i in range(length):
-            store_1(out + used + 2 + i, load_1(frame + at + i))
+            write_1(out + used + 2 + i, read_1(frame + at + i))
         used += 2 + length
         last = end
         at = _same(key, frame, end, width)
@@ -67,17 +67,17 @@ def apply_patch(code: int, length: int, frame: int, width: int) -> bool:
     """Turn a copy of the key frame into the frame; False if the patch does not fit it."""
     at, read = 0, 0
     while read + 2 <= length:
-        at += byte(code + read)
-        run = byte(code + read + 1)
+        at += read_1(code + read) & 255
+        run = read_1(code + read + 1) & 255
         read += 2
         if at + run > width or read + run > length:
             return False
         if run <= 8 and read + 8 <= length and at + 8 <= width:
-            keep = np.uint64(0xFFFFFFFFFFFFFFFF) << np.uint64(8 * run) if run < 8 else np.uint64(0)
-            store_64(frame + at, (load_64(frame + at) & keep) | (load_64(code + read) & ~keep))
+            keep = -1 << (8 * run) if run < 8 else 0
+            write_8(frame + at, (read_8(frame + at) & keep) | (read_8(code + read) & ~keep))
         else:
             for i in range(run):
-                store_1(frame + at + i, load_1(code + read + i))
+                write_1(frame + at + i, read_1(code + read + i))
         at += run
         read += run
     return read == length
@@ -93,7 +93,7 @@ def _length(nibble: int, code: int, read: int, length: int) -> tuple[int, int]:
     while more == 255:
         if read >= length:
             return nibble, -1
-        more = byte(code + read)
+        more = read_1(code + read) & 255
         read += 1
         nibble += more
     return nibble, read
@@ -104,14 +104,14 @@ def decode_lz4(code: int, length: int, frame: int, width: int) -> bool:
     """Decode one LZ4 block into exactly `width` bytes; False if it is no such block."""
     read, written = 0, 0
     while read < length:
-        token = byte(code + read)
+        token = read_1(code + read) & 255
         read += 1
         run, read = _length(token >> 4, code, read, length)
         if read < 0 or read + run > length or written + run > width:
             return False
         if run <= 16 and read + 16 <= length and written + 16 <= width:  # whole words, of which some may be too many
-            store_64(frame + written, load_64(code + read))
-            store_64(frame + written + 8, load_64(code + read + 8))
+            write_8(frame + written, read_8(code + read))
+            write_8(frame + written + 8, read_8(code + read + 8))
         else:
             copy_bytes(frame + written, code + read, run)
         read += run
@@ -120,7 +120,7 @@ def decode_lz4(code: int, length: int, frame: int, width: int) -> bool:
             break
         if read + 2 > length:
             return False
-        offset = byte(code + read) | (byte(code + read + 1) << 8)
+        offset = (read_1(code + read) & 255) | ((read_1(code + read + 1) & 255) << 8)
         read += 2
         run, read = _length(token & 15, code, read, length)
         run += 4
@@ -129,7 +129,7 @@ def decode_lz4(code: int, length: int, frame: int, width: int) -> bool:
         source = frame + written - offset
         if offset >= 8 and run <= 64 and written + 72 <= width:
             for i in range(0, run, 8):
-                store_64(frame + written + i, load_64(source + i))
+                write_8(frame + written + i, read_8(source + i))
             written += run
             continue
         while run > 0:  # a match may overlap what it writes: every copy doubles what is there to copy from

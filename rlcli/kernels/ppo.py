@@ -10,12 +10,15 @@ so a family adds only its own `d l` and `d H`. 256 rows take 10 us; through auto
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from rlcli.kernels.compiled import compiled
 from rlcli.kernels.dqn import KINDS as CRITIC_KINDS
+from rlcli.kernels.dqn import distance
 
 __all__ = ["CRITIC_KINDS", "TERMS", "PPORows", "Settings", "categorical", "normal"]
 
@@ -48,24 +51,6 @@ class PPORows(NamedTuple):
     old_value: np.ndarray  # read only with clip_value
 
 
-def categorical(
-    params: Arrays, action: np.ndarray, rows: PPORows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
-) -> dict[str, float]:
-    """Return `TERMS` for logits `[N, K]` and int64 actions `[N]`; write the gradients."""
-    terms = np.empty(len(TERMS))
-    _categorical(*params, action, rows, _numbers(settings, rows), *param_grads, value_grad, terms)
-    return dict(zip(TERMS, terms.tolist(), strict=True))
-
-
-def normal(
-    params: Arrays, action: np.ndarray, rows: PPORows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
-) -> dict[str, float]:
-    """Return `TERMS` for independent Gaussians: loc, scale and actions `[N, D]`; write the gradients."""
-    terms = np.empty(len(TERMS))
-    _normal(*params, action, rows, _numbers(settings, rows), *param_grads, value_grad, terms)
-    return dict(zip(TERMS, terms.tolist(), strict=True))
-
-
 _EPS = {np.dtype(kind).itemsize: float(np.finfo(kind).eps) for kind in (np.float32, np.float64)}
 
 
@@ -87,20 +72,6 @@ def _moments(x):
     for i in range(x.shape[0]):
         square += (x[i] - mean) ** 2
     return mean, 1 / max(math.sqrt(square / (x.shape[0] - 1)), 1e-6)
-
-
-@compiled()
-def _error(miss, kind, one):
-    """Return a value error and its slope: squared, absolute, or Huber's with delta `one` (1 of the dtype)."""
-    if kind == 0:
-        return miss * miss, miss + miss
-    size = abs(miss)
-    sign = one if miss > 0 else (-one if miss < 0 else miss)
-    if kind == 1:
-        return size, sign
-    if size < one:
-        return miss * miss / (one + one), miss
-    return size - one / (one + one), sign
 
 
 @compiled()
@@ -147,11 +118,11 @@ def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
         push[i] = gain if ratio == near or gain < near_gain else gain - gain  # 0, or the NaN that it has
 
         miss = rows.value[i] - rows.target[i]
-        error, slope = _error(miss, kind, one)
+        error, slope = distance(miss, kind, one)
         if clip_value >= zero:
             step = rows.value[i] - rows.old_value[i]
             inside = min(max(step, -clip_value), clip_value)
-            near_error, near_slope = _error(rows.old_value[i] + inside - rows.target[i], kind, one)
+            near_error, near_slope = distance(rows.old_value[i] + inside - rows.target[i], kind, one)
             if inside != step:
                 moved += 1.0
                 near_slope = zero
@@ -245,3 +216,17 @@ def _normal(loc, scale, action, rows, numbers, loc_grad, scale_grad, value_grad,
             z = (action[i, j] - loc[i, j]) * inverse
             loc_grad[i, j] = -share * push[i] * z * inverse
             scale_grad[i, j] = -share * (push[i] * (z * z - number(1)) + bonus) * inverse
+
+
+def _terms(
+    kernel: Callable[..., None], params: Arrays, action: np.ndarray, rows: PPORows, settings: Settings,
+    param_grads: Arrays, value_grad: np.ndarray,
+) -> dict[str, float]:  # fmt: skip
+    """Return `TERMS`; write the gradients."""
+    terms = np.empty(len(TERMS))
+    kernel(*params, action, rows, _numbers(settings, rows), *param_grads, value_grad, terms)
+    return dict(zip(TERMS, terms.tolist(), strict=True))
+
+
+categorical = partial(_terms, _categorical)  # logits `[N, K]` and int64 actions `[N]`
+normal = partial(_terms, _normal)  # independent Gaussians: loc, scale and actions `[N, D]`

@@ -6,35 +6,42 @@ tensors alive and has checked dtype, shape, contiguity and range (`rlcli.data.fi
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
 
-from rlcli.kernels.compiled import compiled, copy_bytes, load_1, typed_intrinsic
+from rlcli.kernels.compiled import (
+    compiled,
+    copy_bytes,
+    read_1,
+    read_2,
+    read_4,
+    read_8,
+    write_1,
+    write_2,
+    write_4,
+    write_8,
+)  # fmt: skip
 from rlcli.kernels.index import CURSOR, LANES, POOL, SLOT_WIDTH, STEPS
 from rlcli.kernels.index.read import next_places
 from rlcli.kernels.index.write import NEXT, OBS, PLAIN, compare, fits, record
 
 
-def _mover(size: int) -> Any:
-    @typed_intrinsic
-    def move(typing: Any, target: Any, source: Any) -> Any:
-        """One load and one store: a call of `memcpy` takes longer than the copy of a small row."""
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = ir.PointerType(ir.IntType(8 * size))
-            value = builder.load(builder.inttoptr(args[1], pointer), align=1)
-            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), generate
-
-    return move
-
-
-move_1, move_2, move_4, move_8, move_16 = _mover(1), _mover(2), _mover(4), _mover(8), _mover(16)
+@compiled(borrows=True)
+def move(target: int, source: int, width: int) -> None:
+    """Copy a row: a small one by a load and a store, as a call of `memcpy` takes longer than its copy."""
+    if width == 1:
+        write_1(target, read_1(source))
+    elif width == 2:
+        write_2(target, read_2(source))
+    elif width == 4:
+        write_4(target, read_4(source))
+    elif width == 8:
+        write_8(target, read_8(source))
+    elif width == 16:
+        low, high = read_8(source), read_8(source + 8)
+        write_8(target, low)
+        write_8(target + 8, high)
+    else:
+        copy_bytes(target, source, width)
 
 
 @compiled(borrows=True)
@@ -42,21 +49,9 @@ def copy_apart(target: int, onward: int, source: int, apart: int, width: int, co
     """Copy rows that lie `apart` bytes to rows that lie `onward` bytes."""
     if width == onward and width == apart:
         copy_bytes(target, source, count * width)
-    elif width == 1:
-        for i in range(count):
-            move_1(target + i * onward, source + i * apart)
-    elif width == 4:
-        for i in range(count):
-            move_4(target + i * onward, source + i * apart)
-    elif width == 8:
-        for i in range(count):
-            move_8(target + i * onward, source + i * apart)
-    elif width == 16:
-        for i in range(count):
-            move_16(target + i * onward, source + i * apart)
     else:
         for i in range(count):
-            copy_bytes(target + i * onward, source + i * apart, width)
+            move(target + i * onward, source + i * apart, width)
 
 
 @compiled(borrows=True)
@@ -78,24 +73,8 @@ def gather(columns: np.ndarray, widths: np.ndarray, rows: np.ndarray, targets: n
 @compiled(borrows=True)
 def gather_column(base: int, width: int, rows: np.ndarray, out: int) -> None:
     """Copy rows of one column to contiguous memory."""
-    if width == 1:
-        for i in range(len(rows)):
-            move_1(out + i, base + rows[i])
-    elif width == 2:
-        for i in range(len(rows)):
-            move_2(out + i * 2, base + rows[i] * 2)
-    elif width == 4:
-        for i in range(len(rows)):
-            move_4(out + i * 4, base + rows[i] * 4)
-    elif width == 8:
-        for i in range(len(rows)):
-            move_8(out + i * 8, base + rows[i] * 8)
-    elif width == 16:
-        for i in range(len(rows)):
-            move_16(out + i * 16, base + rows[i] * 16)
-    else:
-        for i in range(len(rows)):
-            copy_bytes(out + i * width, base + rows[i] * width, width)
+    for i in range(len(rows)):
+        move(out + i * width, base + rows[i] * width, width)
 
 
 @compiled(borrows=True)
@@ -104,7 +83,7 @@ def scatter(columns: np.ndarray, widths: np.ndarray, rows: np.ndarray, sources: 
     for k in range(len(columns)):
         base, width, source = columns[k], widths[k], sources[k]
         for i in range(len(rows)):
-            copy_bytes(base + rows[i] * width, source + i * width, width)
+            move(base + rows[i] * width, source + i * width, width)
 
 
 @compiled(borrows=True)
@@ -169,7 +148,7 @@ def either(ends: np.ndarray, sources: np.ndarray, done: np.ndarray) -> None:
     for k in range(len(ends)):
         source = sources[ends[k]]
         for i in range(len(done)):
-            done[i] |= load_1(source + i)
+            done[i] |= read_1(source + i)
 
 
 @compiled(borrows=True)

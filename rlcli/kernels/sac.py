@@ -77,7 +77,7 @@ def critic_grads(values, target, weight, kind, grads, errors):
         errors[i] = 0
         for c in range(critics):
             miss = values[c, i] - target[i]
-            error, slope = distance(miss, kind)
+            error, slope = distance(miss, kind, 1.0)
             grads[c, i] = share * slope
             loss += share * error
             if errors[i] == errors[i] and not abs(miss) <= errors[i]:  # NaN is the largest

@@ -6,23 +6,18 @@ fast, and neither which episodes are played nor which of them count.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import torch
 from tensordict.nn import InteractionType
-from torch import nn
 
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
 from rlcli.keys import DONE, REWARD, TERMINATED
-from rlcli.modules.nets import one_thread
+from rlcli.modules.nets import evaluation_mode, one_thread
 from rlcli.report.tally import info_figures
 from rlcli.runs.session import due as reached
 from rlcli.vec_envs.bounds import Bounds
@@ -158,32 +153,6 @@ def progress_lines(episodes: int, say: Callable[[str], None]) -> Callable[[np.nd
             say(f"evaluating: {len(returns)} of {episodes} episodes ended, {frames:,} frames{so_far} ...")
 
     return progress
-
-
-@contextlib.contextmanager
-def evaluation_mode(policy: Any) -> Iterator[None]:
-    """Put a policy in eval mode; restore its flags, buffers and extra state afterwards."""
-    modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
-    flags = [(module, module.training) for module in modules]
-    buffers = [(m._buffers, name, x, x.clone()) for m in modules for name, x in m._buffers.items() if x is not None]
-    extras = [(m, copy.deepcopy(m.get_extra_state())) for m in modules if _has_extra_state(m)]
-    try:
-        if modules:
-            policy.eval()
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
-        with torch.no_grad():
-            for table, name, x, before in buffers:
-                table[name] = x.copy_(before)
-        for module, state in extras:
-            module.set_extra_state(state)
-
-
-def _has_extra_state(module: nn.Module) -> bool:
-    both = ("get_extra_state", "set_extra_state")
-    return all(getattr(type(module), name) is not getattr(nn.Module, name) for name in both)
 
 
 def evaluate(

@@ -149,10 +149,7 @@ def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) ->
     `forward` gives the parameters of the action distribution, and the value `[N, 1]`; `backward` leaves the gradients
     of the last forward's minibatch, and may destroy its arguments.
     """
-    replayed = _replayed(loss, flat)
-    if replayed is not None and replayed.fits(columns, flat.tensor.dtype):
-        return replayed
-    return ByAutograd(loss, flat)
+    return _replayed(loss, flat, columns) or ByAutograd(loss, flat)
 
 
 class ByAutograd:
@@ -199,14 +196,6 @@ class Replayed:
         self.actor, self.critic, self.keys, self.mask = actor, critic, keys, mask
         self._log_std = None if scale is None else scale.log_std
 
-    def fits(self, columns: Columns, dtype: torch.dtype) -> bool:
-        """Say whether both networks take what they read, as rows of this dtype."""
-        pairs = ((columns.get(key), net.widths) for key, net in zip(self.keys, (self.actor, self.critic), strict=True))
-        return all(
-            x is not None and x.dtype == dtype and x.ndim == 2 and widths is not None and widths[0] == x.shape[1]
-            for x, widths in pairs
-        )
-
     def forward(self, batch: Columns) -> Outputs:
         first = self.actor.forward(batch[self.keys[0]])
         if self.mask is not None:  # the gradient of what is masked is 0 already
@@ -224,7 +213,7 @@ class Replayed:
             self._log_std.grad.mul_(self._log_std.detach().exp())  # type: ignore[union-attr]
 
 
-def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None:
+def _replayed(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) -> Replayed | None:
     assert loss.critic is not None
     actor, param_keys, critic = loss.density.stages, loss.density.param_keys, loss.critic.stages or ()
     scale = actor[-1].module if actor[-1].is_plain(StateIndependentScale) else None
@@ -237,4 +226,9 @@ def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None
     parameters = (id(p) for stage in (*actor, *critic) for p in stage.module.parameters())
     if len(stacks) != 2 or sorted(parameters) != sorted(map(id, flat.parameters)):
         return None  # shared, frozen or further parameters: autograd knows what to do with them
-    return Replayed(Replay(stacks[0]), Replay(stacks[1]), (nets[0].in_keys[0], nets[1].in_keys[0]), scale, mask)
+    (actor_net, critic_net), keys = map(Replay, stacks), (nets[0].in_keys[0], nets[1].in_keys[0])
+    for key, widths in zip(keys, (actor_net.widths, critic_net.widths), strict=True):
+        x = columns.get(key)
+        if x is None or x.dtype != flat.tensor.dtype or x.ndim != 2 or widths is None or widths[0] != x.shape[1]:
+            return None
+    return Replayed(actor_net, critic_net, keys, scale, mask)

@@ -85,11 +85,6 @@ class Hooks:
             yield
 
     # ---- between batches --------------------------------------------------------------------------------------
-    def begin(self, frames: int) -> None:
-        """Begin before the first batch; raise StoppedSafely where the run was asked to stop."""
-        if self.saver is not None:
-            self.saver.begin(frames)
-
     def after_batch(self, loop: Loop, delivered: Delivered, batch: TensorDictBase) -> None:
         """Evaluate and report, when due, what was collected and learned since the last report."""
         frames, new = loop.frames, delivered.frames * self.ranks
@@ -214,7 +209,7 @@ class Loop(ABC):
         if hooks.saver is not None:
             self.update.look = hooks.saver.stop_if_overdue
             collector.interrupt_by(hooks.saver.stop_if_overdue)
-        hooks.begin(self.frames)
+            hooks.saver.begin(self.frames)
         try:
             while self.frames < self.total_frames:
                 progress = self.frames / self.total_frames

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,7 @@ class FlatParameters:
                 "the trainable parameters changed after the update was built",
                 why=f"there were {len(self.parameters)}, now there are {len(current)}", fix="Build a new update",
             )  # fmt: skip
-        same = all(a is b for a, b in zip(current, self.parameters, strict=True))
-        if same and all(self._is_view(p, span) for p, span in zip(current, self._spans, strict=True)):
+        if all(map(operator.is_, current, self.parameters)) and self.bound():
             return
         for old, new in zip(self.parameters, current, strict=True):
             if old.shape != new.shape:
@@ -114,15 +114,6 @@ class FlatParameters:
         entries = [(table, name, id(p)) for table in tables for name, p in table.items()]
         self._views = [(*addresses[key], table, name) for table, name, key in entries if key in addresses]
         self._outer = self._views[:: max(1, len(self._views) - 1)]
-
-    def _is_view(self, p: nn.Parameter, span: tuple[int, int]) -> bool:
-        offset = span[0] * self.tensor.element_size()
-        return (
-            p.data_ptr() == self.tensor.data_ptr() + offset
-            and p.grad is not None
-            and p.grad.data_ptr() == self.grad.data_ptr() + offset
-            and p.dtype == self.tensor.dtype
-        )
 
 
 # ---- steps ---------------------------------------------------------------------------------------------------------
@@ -183,9 +174,6 @@ class FlatOptimizer:
         self.optimizer.found_inf = None  # type: ignore[attr-defined]
         self._direct = _direct_step(self.optimizer, self.tensor)
 
-    def _count(self, steps: Tensor) -> Tensor:
-        return steps.to(self.tensor.device if self.can_skip else "cpu", copy=True)
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return the optimizer's state, tensors only; empty before the first step."""
         state = self.optimizer.state.get(self.tensor, {})
@@ -199,7 +187,8 @@ class FlatOptimizer:
                     "the saved optimizer state belongs to another model", where=name,
                     why=f"it has {x.numel()} elements, the model {self.tensor.numel()}",
                 )  # fmt: skip
-        restored = {k: x.to(self.tensor, copy=True) if x.ndim else self._count(x) for k, x in state.items()}
+        counted = self.tensor.device if self.can_skip else torch.device("cpu")  # where a count of steps is
+        restored = {k: x.to(self.tensor, copy=True) if x.ndim else x.to(counted, copy=True) for k, x in state.items()}
         self.optimizer.state.clear()
         if restored:
             self.optimizer.state[self.tensor] = restored

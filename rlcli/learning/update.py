@@ -225,31 +225,17 @@ def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---- the state of modules that share parts -------------------------------------------------------------------------
 class StateBeside:
-    """Cache `state_beside` of modules that stay; where it holds parameters alone, they are looked for once."""
+    """Save and load the state of a module without what others hold."""
 
     def __init__(self, module: nn.Module, *others: nn.Module) -> None:
         self._modules = module, *others
-        self._live: dict[str, nn.Parameter] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        if self._live is None:
-            module, *others = self._modules
-            plain = all(
-                type(part).get_extra_state is nn.Module.get_extra_state
-                and type(part).state_dict is nn.Module.state_dict
-                and not part._buffers
-                for part in module.modules()
-            )
-            state = state_beside(module, *others)
-            if not plain:
-                return state
-            self._live = {name: x for name, x in module.state_dict(keep_vars=True).items() if name in state}
-        return dict(self._live)
+        return state_beside(*self._modules)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave; raise KeyError if the module holds other things."""
-        module, *others = self._modules
-        present = state_beside(module, *others)
+        module, present = self._modules[0], state_beside(*self._modules)
         if state.keys() != present.keys():
             raise KeyError(f"the saved {type(module).__name__} holds {sorted(state)}, this one {sorted(present)}")
         module.load_state_dict(dict(state), strict=False)

@@ -19,7 +19,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from rlcli.config.installed import has, install
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, EnvError, in_words
-from rlcli.learning.evaluation import evaluation_mode
+from rlcli.modules.nets import evaluation_mode
 
 LONGEST = 10_000
 SUFFIXES = (".mp4", ".mov", ".mkv", ".avi", ".gif")

@@ -29,7 +29,7 @@ from rlcli.modules import recurrent
 from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, action_head, single_action
 from rlcli.modules.masks import with_action_mask
-from rlcli.modules.nets import MLP, front_of, network, observation_keys, seeded
+from rlcli.modules.nets import MLP, evaluation_mode, front_of, network, observation_keys, seeded
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
 Activation = str | type[nn.Module]
@@ -344,20 +344,9 @@ def as_actor(
 
 
 def _probe(module: TensorDictModuleBase, observation_spec: Composite) -> TensorDictBase:
-    """Return the outputs of one call on zeros; random state, training flags and buffers are put back."""
-    rng, flags = torch.get_rng_state(), [(m, m.training) for m in module.modules()]
-    buffers = [(b, b.clone()) for b in module.buffers()]
-    try:
-        with torch.no_grad():
-            module.eval()
-            return module(observation_spec.zero())
-    finally:
-        torch.set_rng_state(rng)
-        for m, flag in flags:
-            m.training = flag
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+    """Return the outputs of one call on zeros, which leaves no trace."""
+    with torch.random.fork_rng(devices=()), evaluation_mode(module), torch.no_grad():
+        return module(observation_spec.zero())
 
 
 def _check_width(module: nn.Module, got: int, head: ActionHead, allowed: list[int]) -> None:

@@ -1,11 +1,12 @@
 """Networks of tensors: fully connected layers, and before them what encodes the observations of an env.
 
 With the activations that configs name, and initial weights: orthogonal layers, and a seed that touches nobody else's
-random numbers; and a context in which they run on one thread.
+random numbers; and contexts in which they run on one thread, or leave no trace in what they hold.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -108,6 +109,32 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def evaluation_mode(policy: Any) -> Iterator[None]:
+    """Put a policy in eval mode; restore its flags, buffers and extra state afterwards."""
+    modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
+    flags = [(module, module.training) for module in modules]
+    buffers = [(m._buffers, name, x, x.clone()) for m in modules for name, x in m._buffers.items() if x is not None]
+    extras = [(m, copy.deepcopy(m.get_extra_state())) for m in modules if _has_extra_state(m)]
+    try:
+        if modules:
+            policy.eval()
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+        with torch.no_grad():
+            for table, name, x, before in buffers:
+                table[name] = x.copy_(before)
+        for module, state in extras:
+            module.set_extra_state(state)
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    both = ("get_extra_state", "set_extra_state")
+    return all(getattr(type(module), name) is not getattr(nn.Module, name) for name in both)
 
 
 class MLP(nn.Sequential):

@@ -144,14 +144,10 @@ def leaves_of(net: Any) -> Iterator[Any]:
         configured = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
         yield None if configured or net.strict or net.inplace is not True or "_" in net.in_keys else net
     elif hasattr(type(net), "on_sequences"):
-        yield net if lends_weights(net.layers) and type(net.layers) is net.kind else None
+        # layers that are not called but lend their weights: a hook or `forward` of theirs would never run
+        yield None if hooked(net.layers) or type(net.layers) is not net.kind else net
     else:
         yield net if isinstance(net, ProbabilisticTensorDictModule) or hasattr(type(net), "role") else None
-
-
-def lends_weights(layers: nn.Module) -> bool:
-    """Say whether weights are all there is to layers that are not called: no hook or `forward` that would never run."""
-    return not hooked(layers)
 
 
 IN_PLACE = {nn.Tanh: torch.tanh_, nn.ReLU: torch.relu_, nn.Sigmoid: torch.sigmoid_}

@@ -173,7 +173,7 @@ class DQNLoss(BootstrappedLoss):
         self, columns: dict[Key, Tensor], batch_dims: int, mask: Tensor | None, weights: Tensor | None
     ) -> Terms:
         """Return `terms` of a network that remembers; errors of rows that only warm it up are 0."""
-        from rlcli.objectives.sequences import burn_in_of, flat, slice_ends, without_burn_in
+        from rlcli.objectives.sequences import flat, slice_ends, without_burn_in
 
         if STEPS_TO_NEXT_OBS in columns:
             raise ArgumentError(
@@ -182,8 +182,9 @@ class DQNLoss(BootstrappedLoss):
                 fix="Leave out MultiStepTransform, and use DQNLoss(n_steps=...).",
             )
         self.need(columns, IS_INIT)
-        burn, burn_in = burn_in_of(columns), None
-        if burn is not None:
+        flags, burn, burn_in = columns.get(BURN_IN), None, None
+        if flags is not None:
+            burn = flags.bool()
             columns, burn_in = without_burn_in(flat(columns, batch_dims), burn.reshape(-1))
             mask, weights = (None if x is None else x.reshape(-1)[~burn.reshape(-1)] for x in (mask, weights))
             batch_dims = 1

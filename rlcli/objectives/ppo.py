@@ -1,7 +1,7 @@
 """Proximal policy optimisation (Schulman et al., 2017, arXiv:1707.06347): plain, with a clipped ratio, with a penalty.
 
-All read the old log-probability as well, and report how far the policy moved: `kl_approx` and `ESS`. The terms are pure
-functions of one number a row: `[*B]` in, `[*B]` out, nothing reduced. A log-ratio is `log pi(a|s) - log pi_old(a|s)`.
+All read the old log-probability as well, and report how far the policy moved: `kl_approx` and `ESS`. A log-ratio is
+`log pi(a|s) - log pi_old(a|s)`, `[*B]`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,6 @@ from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import ALSO_CALLED, Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.reduction import MASK_KEYS, per_row, reduce
-
-
-def surrogate(log_ratio: Tensor, advantage: Tensor) -> Tensor:
-    """Return the importance-weighted advantage (eq. 6): what an unclipped update maximises."""
-    return log_ratio.exp() * advantage
-
-
-def clipped_surrogate(
-    log_ratio: Tensor, advantage: Tensor, low: float | Tensor, high: float | Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the lesser gain of the ratio and of it clipped to `[1 - low, 1 + high]` (eq. 7), and the ratio."""
-    ratio = log_ratio.exp()
-    near = ratio.clamp(1 - low, 1 + high)  # type: ignore[arg-type]
-    return torch.minimum(ratio * advantage, near * advantage), ratio
 
 
 def effective_sample_size(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -87,8 +73,7 @@ class PPOLoss(PolicyGradientLoss):
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None) -> Terms:
         """`loss_objective` and its diagnostics, from one number a row."""
-        gain = surrogate(log_ratio, advantage)
-        return {"loss_objective": -reduce(gain, mask, self.reduction)}
+        return {"loss_objective": -reduce(log_ratio.exp() * advantage, mask, self.reduction)}
 
 
 class ClipPPOLoss(PPOLoss):
@@ -144,7 +129,8 @@ class ClipPPOLoss(PPOLoss):
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None) -> Terms:
         low, high = self.clip_bounds
-        gain, ratio = clipped_surrogate(log_ratio, advantage, low, high)
+        ratio = log_ratio.exp()
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
         with torch.no_grad():
             outside = (ratio < 1 - low) | (ratio > 1 + high)
             fraction = reduce(outside.to(gain.dtype), mask)

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import STATE_ACTION_VALUE, TD_ERROR, Key, show, under_next
-from rlcli.modules.distributions.continuous import TanhNormalFamily
-from rlcli.modules.distributions.family import Params
 from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
 from rlcli.objectives.keyed import Elsewhere
 from rlcli.objectives.loss import Terms
@@ -238,7 +236,7 @@ class SACLoss(BootstrappedLoss):
         family, size = self.density.family, next(iter(columns.values())).shape[:batch_dims]
         if family is not None and family.has_rsample:
             params, _ = self.density.parameters(columns)
-            action, log_prob = _sampled(family, params, self.generator)
+            action, log_prob = family.rsample_and_log_prob(params, self.generator)
             return action, one_a_row(log_prob, size, family)
         dist, _ = self.density.dist(columns, size)
         if not dist.has_rsample:
@@ -271,13 +269,6 @@ def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
-
-
-def _sampled(family, params: Params, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    if isinstance(family, TanhNormalFamily):
-        return family.rsample_and_log_prob(params, generator)
-    action = family.rsample(params, generator)
-    return action, family.log_prob(params, action)
 
 
 def _of(functions: Sequence[Lowered], networks: Sequence[nn.Module] | nn.ModuleList) -> bool:

@@ -35,12 +35,6 @@ class BurnIn(NamedTuple):
     following: Tensor  # int64 [S]: the learned row that comes after it
 
 
-def burn_in_of(columns: Columns) -> Tensor | None:
-    """Return bool `[*B]`: the rows of a sample that are no more than burn-in; None where none are."""
-    flags = columns.get(BURN_IN)
-    return None if flags is None else flags.bool()
-
-
 def flat(columns: Columns, batch_dims: int) -> dict[Key, Tensor]:
     """Return columns `[*B, ...]` as `[N, ...]`; `is_init` is set where rows of the batch begin, too."""
     begins = columns[IS_INIT]
@@ -76,12 +70,23 @@ def warmed_up(sample: TensorDictBase, burn_in: Tensor, network: TensorDictModule
     read = [key for key in map(unravel, network.in_keys) if sample.get(key, None) is not None]
     with set_recurrent_mode(True):
         out = network(sample[burn_in].select(*read))
-    rest.set(IS_INIT, rest[IS_INIT].index_fill(0, before.following, True))
-    for key in state_keys(network):
-        states = rest[key].clone()
-        states[before.following] = out.get(under_next(key))[before.last]
-        rest.set(key, states)
+    written = {key: out.get(under_next(key)) for key in state_keys(network)}
+    for key, x in _going_on({key: rest[key] for key in (IS_INIT, *written)}, written, before).items():
+        rest.set(key, x)
     return rest
+
+
+def _going_on(columns: Columns, written: Columns, burn_in: BurnIn) -> dict[Key, Tensor]:
+    """Return `is_init` and states of rows that are learned from, as what was `written` in burn-in leaves them."""
+    begins = columns[IS_INIT].clone()
+    begins[burn_in.following] = True
+    after_warming: dict[Key, Tensor] = {IS_INIT: begins}
+    for key, x in written.items():
+        after = x[burn_in.last]
+        states = columns[key].clone() if key in columns else after.new_zeros(len(begins), *after.shape[1:])
+        states[burn_in.following] = after
+        after_warming[key] = states
+    return after_warming
 
 
 class SequenceActionValues:
@@ -113,24 +118,13 @@ class SequenceActionValues:
             begins.reshape(size)[..., 0] = True
             columns = {**without(columns, self.net.state_keys), IS_INIT: begins}
         if burn_in is not None:
-            columns |= self._warmed_up(columns, burn_in)
+            before = {key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns}
+            with torch.no_grad():
+                written = self.net.net(before)
+            columns |= _going_on(columns, {key: written[under_next(key)] for key in self.net.state_keys}, burn_in)
         td = TensorDict(columns, batch_size=size)  # type: ignore[arg-type]
         values = shifted_values(td, self.net, ends, len(size) - 1, budget=None)
         return values.value, values.next_value
-
-    @torch.no_grad()
-    def _warmed_up(self, columns: Columns, burn_in: BurnIn) -> dict[Key, Tensor]:
-        """Return `is_init` and states of the rows that are learned from, as this network's burn-in leaves them."""
-        written = self.net.net({key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns})
-        begins = columns[IS_INIT].clone()
-        begins[burn_in.following] = True
-        after_warming: dict[Key, Tensor] = {IS_INIT: begins}
-        for key in self.net.state_keys:
-            after = written[under_next(key)][burn_in.last]
-            states = columns[key].clone() if key in columns else after.new_zeros(len(begins), *after.shape[1:])
-            states[burn_in.following] = after
-            after_warming[key] = states
-        return after_warming
 
 
 def without(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:

@@ -14,6 +14,7 @@ from torch import nn
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError
 from rlcli.learning.minibatches import Minibatches
 from rlcli.learning.optimizer import OPTIMIZERS, FlatOptimizer, FlatParameters, Linear
+from rlcli.learning.update import StateBeside
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
 
@@ -457,3 +458,11 @@ def test_steps_that_were_skipped_in_any_piece_are_reported():
     update.improve(td)
     assert update.figures()["skipped"] == 1
     assert update(td)["skipped"] == 0
+
+
+def test_a_layer_that_was_exchanged_between_two_checkpoints_is_the_one_that_is_saved():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    saved = StateBeside(net, net[1])
+    assert saved.state_dict().keys() == {"0.weight", "0.bias"}
+    net[0] = nn.Linear(2, 3)
+    assert torch.equal(saved.state_dict()["0.weight"], net[0].weight)

@@ -14,12 +14,10 @@ import numpy as np
 from rlcli.kernels.codes import AT, BITS, COUNT, KIND, ONE, ONE_HOT, SIZE, WIDE
 from rlcli.kernels.compiled import (
     compiled,
-    load_1,
     read_1,
     read_2,
     read_4,
     read_8,
-    store_1,
     write_1,
     write_2,
     write_4,
@@ -76,9 +74,9 @@ def _pack_bits(
     for j in range(elements):
         target, shift, address = record + ((bit + j * wide) >> 3), (bit + j * wide) & 7, source + j * size
         for _ in range(count):
-            value = np.int64(load_1(address)) if size == 1 else _read(address, size)
+            value = read_1(address) & 255 if size == 1 else _read(address, size)
             above |= value >> wide
-            store_1(target, np.uint8(np.int64(load_1(target)) | ((value << shift) & 255)))
+            write_1(target, read_1(target) | (value << shift))
             target += width
             address += elements * size
     return above == 0
@@ -140,9 +138,9 @@ def _unpack_bits(
     for j in range(elements):
         source, shift, address = record + ((bit + j * wide) >> 3), (bit + j * wide) & 7, target + j * size
         for _ in range(count):
-            value = (np.int64(load_1(source)) >> shift) & mask
+            value = (read_1(source) >> shift) & mask
             if size == 1:
-                store_1(address, np.uint8(value))
+                write_1(address, value)
             else:
                 _write(address, value, size)
             source += width

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.compiled import compiled, load_1, store_1
+from rlcli.kernels.compiled import compiled, read_1, write_1
 from rlcli.kernels.index import (
     CURSOR,
     END,
@@ -189,14 +189,14 @@ def led_in(
 @compiled(borrows=True)
 def mark(init: int, terminated: int, truncated: int, done: int, width: int, fresh: bool, lengths: np.ndarray) -> None:
     """Write flags `[M, width]`, a byte each, at addresses, of slices end to end; `fresh`: zero `init` first."""
-    yes, row = np.uint8(1), 0
+    row = 0
     for i in range(lengths.sum() * width if fresh else 0):
-        store_1(init + i, np.uint8(0))
+        write_1(init + i, 0)
     for length in lengths:
         for i in range(row, row + width):
-            store_1(init + i, yes)
+            write_1(init + i, 1)
         row += length * width
         for i in range(row - width, row):
-            if load_1(terminated + i) == 0:
-                store_1(truncated + i, yes)
-            store_1(done + i, yes)
+            if read_1(terminated + i) == 0:
+                write_1(truncated + i, 1)
+            write_1(done + i, 1)

@@ -22,6 +22,7 @@ from numba import carray, types
 from numba.extending import overload
 
 from rlcli.kernels.compiled import compiled, pointer
+from rlcli.kernels.recurrent import GATES
 from rlcli.kernels.recurrent.cpu_product import BYTES, copy, multiply
 
 FIELDS = (
@@ -214,12 +215,42 @@ class Loops(NamedTuple):
 @cache
 def loops(cell: str, dtype: torch.dtype) -> Loops:
     """Return a cell's loops; each is compiled or loaded at its first call."""
-    number = {torch.float32: np.float32, torch.float64: np.float64}[dtype]
-    forward, gates, backward = {"gru": _gru, "lstm": _lstm}[cell](number)
-    return Loops(forward, _before(number), gates, backward)
+    number: Any = {torch.float32: np.float32, torch.float64: np.float64}[dtype]
+    gates_count, lstm, width = GATES[cell], cell == "lstm", BYTES // np.dtype(number).itemsize
 
+    @compiled()
+    def forward(plan):
+        p = carray(pointer(plan), (1,), PLAN)[0]
+        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
+        source = carray(pointer(p.source), (B, T), np.int64)[rows]
+        state, cell = carray(pointer(p.state), (p.S, H), number), carray(pointer(p.cell), (p.S, H), number)
+        now_h, now_c = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.now_c), (B, H), number)[rows]
+        h, c = carray(pointer(p.h), (B, T, H), number)[rows], carray(pointer(p.c), (B, T, H), number)[rows]
+        gates = carray(pointer(p.gates), (B, p.span, gates_count * H), number)[rows]
+        hidden = carray(pointer(p.hidden), (B, p.span, H), number)[rows]
+        weight = carray(pointer(p.weight), (p.panels, 1 + H, width), number)
+        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
+        for i in range(p.span):
+            t = p.first + i
+            if t:
+                _begin(source[:, t], state, now_h)
+                if lstm:
+                    _begin(source[:, t], cell, now_c)
+            multiply(now_h, weight, step)
+            for b in range(len(now_h)):
+                g = gates[b, i]
+                if lstm:
+                    _lstm_gates(g, step[b, : 4 * H])
+                    _lstm_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], now_c[b])
+                    _lstm_out(g[3 * H :], now_c[b], now_h[b])
+                    copy(now_c[b], c[b, t])
+                else:
+                    _gru_gates(g, step[b, : 3 * H])
+                    if p.hidden:
+                        copy(step[b, 2 * H : 3 * H], hidden[b, i])
+                    _gru_out(g[H : 2 * H], g[2 * H :], now_h[b])
+                copy(now_h[b], h[b, t])
 
-def _before(number: Any) -> Any:
     @compiled()
     def before(plan):
         p = carray(pointer(plan), (1,), PLAN)[0]
@@ -232,43 +263,19 @@ def _before(number: Any) -> Any:
                 row = source[b, t]
                 copy(state[row] if row >= 0 else h[b, t - 1], out[b, i])
 
-    return before
-
-
-def _lstm(number: Any) -> tuple[Any, Any, Any]:
-    width = BYTES // np.dtype(number).itemsize
-
-    @compiled()
-    def forward(plan):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
-        source = carray(pointer(p.source), (B, T), np.int64)[rows]
-        state, cell = carray(pointer(p.state), (p.S, H), number), carray(pointer(p.cell), (p.S, H), number)
-        now_h, now_c = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.now_c), (B, H), number)[rows]
-        h, c = carray(pointer(p.h), (B, T, H), number)[rows], carray(pointer(p.c), (B, T, H), number)[rows]
-        gates = carray(pointer(p.gates), (B, p.span, 4 * H), number)[rows]
-        weight = carray(pointer(p.weight), (p.panels, 1 + H, width), number)
-        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
-        for t in range(p.first, p.first + p.span):
-            if t:
-                _begin(source[:, t], state, now_h)
-                _begin(source[:, t], cell, now_c)
-            multiply(now_h, weight, step)
-            for b in range(len(now_h)):
-                g = gates[b, t - p.first]
-                _lstm_gates(g, step[b, : 4 * H])
-                _lstm_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], now_c[b])
-                _lstm_out(g[3 * H :], now_c[b], now_h[b])
-                copy(now_c[b], c[b, t])
-                copy(now_h[b], h[b, t])
-
     @compiled()
     def gates(plan):
         p = carray(pointer(plan), (1,), PLAN)[0]
-        sums = carray(pointer(p.gates), (p.B * p.span, 4 * p.H), number)
-        step = carray(pointer(p.steps), (p.B * p.span, 4 * p.H), number)
+        H = p.H
+        sums = carray(pointer(p.gates), (p.B * p.span, gates_count * H), number)
+        hidden = carray(pointer(p.hidden), (p.B * p.span, H), number)
+        step = carray(pointer(p.steps), (p.B * p.span, gates_count * H), number)
         for i in range(p.low * p.span, p.high * p.span):
-            _lstm_gates(sums[i], step[i])
+            if lstm:
+                _lstm_gates(sums[i], step[i])
+            else:
+                _gru_gates(sums[i], step[i])
+                copy(step[i, 2 * H :], hidden[i])
 
     @compiled()
     def backward(plan):
@@ -279,92 +286,37 @@ def _lstm(number: Any) -> tuple[Any, Any, Any]:
         now_h, now_c = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.now_c), (B, H), number)[rows]
         of_h, of_c = carray(pointer(p.of_h), (B, T, H), number)[rows], carray(pointer(p.of_c), (B, T, H), number)[rows]
         of_state, of_cell = carray(pointer(p.of_state), (p.S, H), number), carray(pointer(p.of_cell), (p.S, H), number)
-        gates = carray(pointer(p.gates), (B, p.span, 4 * H), number)[rows]
-        weight = carray(pointer(p.weight), (p.panels, 1 + 4 * H, width), number)
-        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
-        work = carray(pointer(p.work), (B, 4 * H), number)[rows]
-        for t in range(p.first + p.span - 1, p.first - 1, -1):
-            for b in range(len(now_h)):
-                dh, dc, g = now_h[b], now_c[b], gates[b, t - p.first]
-                if p.of_h:
-                    _add(of_h[b, t], dh)
-                if p.of_c:
-                    _add(of_c[b, t], dc)
-                row = source[b, t]
-                _lstm_back_out(g[3 * H :], c[b, t], dh, dc, work[b, :H])
-                _lstm_back_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], cell[row] if row >= 0 else c[b, t - 1], dc)
-                copy(g, work[b])
-            multiply(work, weight, step)
-            for b in range(len(now_h)):
-                copy(step[b, :H], now_h[b])
-            _end(source[:, t], of_state, now_h)
-            _end(source[:, t], of_cell, now_c)
-
-    return forward, gates, backward
-
-
-def _gru(number: Any) -> tuple[Any, Any, Any]:
-    width = BYTES // np.dtype(number).itemsize
-
-    @compiled()
-    def forward(plan):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
-        source = carray(pointer(p.source), (B, T), np.int64)[rows]
-        state = carray(pointer(p.state), (p.S, H), number)
-        now, h = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.h), (B, T, H), number)[rows]
-        gates = carray(pointer(p.gates), (B, p.span, 3 * H), number)[rows]
-        hidden = carray(pointer(p.hidden), (B, p.span, H), number)[rows]
-        weight = carray(pointer(p.weight), (p.panels, 1 + H, width), number)
-        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
-        for t in range(p.first, p.first + p.span):
-            if t:
-                _begin(source[:, t], state, now)
-            multiply(now, weight, step)
-            for b in range(len(now)):
-                g = gates[b, t - p.first]
-                _gru_gates(g, step[b, : 3 * H])
-                if p.hidden:
-                    copy(step[b, 2 * H : 3 * H], hidden[b, t - p.first])
-                _gru_out(g[H : 2 * H], g[2 * H :], now[b])
-                copy(now[b], h[b, t])
-
-    @compiled()
-    def gates(plan):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        H = p.H
-        sums = carray(pointer(p.gates), (p.B * p.span, 3 * H), number)
-        hidden = carray(pointer(p.hidden), (p.B * p.span, H), number)
-        step = carray(pointer(p.steps), (p.B * p.span, 3 * H), number)
-        for i in range(p.low * p.span, p.high * p.span):
-            _gru_gates(sums[i], step[i])
-            copy(step[i, 2 * H :], hidden[i])
-
-    @compiled()
-    def backward(plan):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
-        source = carray(pointer(p.source), (B, T), np.int64)[rows]
-        now, of_h = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.of_h), (B, T, H), number)[rows]
-        of_state = carray(pointer(p.of_state), (p.S, H), number)
-        gates = carray(pointer(p.gates), (B, p.span, 3 * H), number)[rows]
+        gates = carray(pointer(p.gates), (B, p.span, gates_count * H), number)[rows]
         hidden = carray(pointer(p.hidden), (B, p.span, H), number)[rows]
         before = carray(pointer(p.before), (B, p.span, H), number)[rows]
-        weight = carray(pointer(p.weight), (p.panels, 1 + 3 * H, width), number)
+        weight = carray(pointer(p.weight), (p.panels, 1 + gates_count * H, width), number)
         step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
-        work = carray(pointer(p.work), (B, 3 * H), number)[rows]
+        work = carray(pointer(p.work), (B, gates_count * H), number)[rows]
         for i in range(p.span - 1, -1, -1):
             t = p.first + i
-            for b in range(len(now)):
-                g = gates[b, i]
+            for b in range(len(now_h)):
+                dh, dc, g = now_h[b], now_c[b], gates[b, i]
                 if p.of_h:
-                    _add(of_h[b, t], now[b])
-                _gru_back(g[:H], g[H : 2 * H], g[2 * H :], hidden[b, i], before[b, i], now[b])
-                copy(g[: 2 * H], work[b, : 2 * H])
-                copy(hidden[b, i], work[b, 2 * H :])
+                    _add(of_h[b, t], dh)
+                if lstm:
+                    if p.of_c:
+                        _add(of_c[b, t], dc)
+                    row = source[b, t]
+                    _lstm_back_out(g[3 * H :], c[b, t], dh, dc, work[b, :H])
+                    _lstm_back_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], cell[row] if row >= 0 else c[b, t - 1], dc)
+                    copy(g, work[b])
+                else:
+                    _gru_back(g[:H], g[H : 2 * H], g[2 * H :], hidden[b, i], before[b, i], dh)
+                    copy(g[: 2 * H], work[b, : 2 * H])
+                    copy(hidden[b, i], work[b, 2 * H :])
             multiply(work, weight, step)
-            for b in range(len(now)):
-                _add(step[b, :H], now[b])
-            _end(source[:, t], of_state, now)
+            for b in range(len(now_h)):
+                if lstm:
+                    copy(step[b, :H], now_h[b])
+                else:
+                    _add(step[b, :H], now_h[b])
+            _end(source[:, t], of_state, now_h)
+            if lstm:
+                _end(source[:, t], of_cell, now_c)
 
-    return forward, gates, backward
+    return Loops(forward, before, gates, backward)

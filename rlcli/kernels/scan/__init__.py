@@ -25,11 +25,12 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.errors import ArgumentError
 
-__all__ = ["BACKENDS", "Rate", "broadcast_rate", "scan"]
+__all__ = ["BACKENDS", "Rate", "broadcast_rate", "check_shapes", "scan"]
 
 FIX = "Use backend='auto'"
 BACKENDS = ("auto", "reference", "cpu", "triton")
 DTYPES = (torch.float32, torch.float64)
+FLAGS = ("terminated", "done")
 Rate = float | Tensor  # one number, or one for every step
 
 
@@ -109,27 +110,28 @@ def broadcast_rate(name: str, x: Tensor, like: Tensor) -> Tensor:
         ) from error
 
 
-def _check(reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor) -> None:
-    shape, device, dtype = reward.shape, reward.device, reward.dtype
-    if not dtype.is_floating_point:
-        raise ArgumentError(f"reward is {dtype}", why="values and rewards are floats", fix="Use reward.float().")
-    for name, x, wanted in (
-        ("value", value, dtype),
-        ("next_value", next_value, dtype),
-        ("terminated", terminated, torch.bool),
-        ("done", cut, torch.bool),
-    ):
-        if x.shape != shape:
+def check_shapes(reward: Tensor, **columns: Tensor | None) -> None:
+    """Refuse columns of another shape than `reward`, and `terminated` and `done` that are not bool."""
+    for name, x in columns.items():
+        if x is not None and x.shape != reward.shape:
             raise ArgumentError(
                 f"{name} and reward have different shapes",
-                why=f"{tuple(x.shape)} against {tuple(shape)}, and broadcasting pairs wrong steps",
+                why=f"{tuple(x.shape)} against {tuple(reward.shape)}, and broadcasting pairs wrong steps",
             )
-        if x.device != device:
-            raise ArgumentError(f"{name} is on {x.device}, but reward is on {device}")
-        if x.dtype != wanted:
-            flag = wanted is torch.bool
-            sentence = f"{name} is {x.dtype}, " + ("not bool" if flag else f"but reward is {dtype}")
-            raise ArgumentError(sentence, fix=f"Use {name}.bool()." if flag else None)
+        if x is not None and name in FLAGS and x.dtype != torch.bool:
+            raise ArgumentError(f"{name} is {x.dtype}, not bool", fix=f"Use {name}.bool().")
+
+
+def _check(reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor) -> None:
+    if not reward.dtype.is_floating_point:
+        raise ArgumentError(f"reward is {reward.dtype}", why="values and rewards are floats", fix="Use reward.float().")
+    columns = {"value": value, "next_value": next_value, "terminated": terminated, "done": cut}
+    check_shapes(reward, **columns)
+    for name, x in columns.items():
+        if x.device != reward.device:
+            raise ArgumentError(f"{name} is on {x.device}, but reward is on {reward.device}")
+        if name not in FLAGS and x.dtype != reward.dtype:
+            raise ArgumentError(f"{name} is {x.dtype}, but reward is {reward.dtype}")
 
 
 # ---- which backend --------------------------------------------------------------------------------------------------

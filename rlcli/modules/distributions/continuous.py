@@ -295,9 +295,7 @@ class TanhNormal(FamilyDistribution):
 
     def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """A differentiable sample and its exact log-probability."""
-        family = self.family
-        assert isinstance(family, TanhNormalFamily)
-        return family.rsample_and_log_prob(self._spread(sample_shape))
+        return self.family.rsample_and_log_prob(self._spread(sample_shape))
 
 
 class DeltaFamily(Family):

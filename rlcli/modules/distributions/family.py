@@ -104,6 +104,11 @@ class Family(ABC):
             fix="Use sample(), or a normal or tanh_normal distribution.",
         )
 
+    def rsample_and_log_prob(self, params: Params, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Such a sample and its log-probability."""
+        action = self.rsample(params, generator)
+        return action, self.log_prob(params, action)
+
     @abstractmethod
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         """Everything random in `t` steps of `n` envs, float32 `[t, n, k]`.

@@ -30,7 +30,7 @@ from rlcli.modules.recurrent.sequences import (
     recurrent_mode,
     sequences,
 )
-from rlcli.modules.stages import lends_weights
+from rlcli.modules.watch import hooked
 from rlcli.specs import Unbounded
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import TensorDictPrimer
@@ -127,29 +127,30 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         if getattr(layers, "proj_size", 0):
             raise ArgumentError(f"{name} has no projections", why=f"proj_size is {layers.proj_size}")
         setattr(self, self.kind.__name__.lower(), layers)
-        self.in_keys = self._keys(either("in_key", in_key, in_keys), [*self.states, IS_INIT], "in_keys")
-        self.out_keys = self._keys(either("out_key", out_key, out_keys), [(NEXT, x) for x in self.states], "out_keys")
+        self.in_keys = self._keys("in_key", in_key, in_keys, [*self.states, IS_INIT])
+        self.out_keys = self._keys("out_key", out_key, out_keys, [(NEXT, x) for x in self.states])
         self.recurrent_backend, self.default_recurrent_mode = recurrent_backend, default_recurrent_mode
         self.recurrent_compute_dtype = recurrent_compute_dtype
         self.recurrent_recompute = RECOMPUTE[recurrent_recompute]
 
-    def _keys(self, given: tuple[Key | None, Sequence[Key] | None], others: list[Key], what: str) -> list[Key]:
-        """Return all keys: the one that was given and the usual others, or those that were given, with `is_init`."""
-        key, keys = given
-        unravelled = [unravel(k) for k in ([key, *others] if keys is None else keys)]  # type: ignore[arg-type, list-item]
-        if what == "in_keys" and len(unravelled) == len(others):
-            unravelled.append(IS_INIT)
-        if len(unravelled) != 1 + len(others) or (what == "in_keys" and as_tuple(unravelled[-1])[-1] != IS_INIT):
-            ends = ", and is_init" if what == "in_keys" else ", which lie under next"
+    def _keys(self, name: str, key: Key | None, keys: Sequence[Key] | None, others: list[Key]) -> list[Key]:
+        """Return all keys: `key` and the usual others, or those that were given, with `is_init`."""
+        if (key is None) == (keys is None):
             raise ArgumentError(
-                f"{type(self).__name__} has {1 + len(self.states)} {what}" + ends * (what == "in_keys"),
-                where=f"{what}={list(keys or [])}",
-                why=f"they are those of the features and of {' and '.join(self.states)}"
-                if what == "out_keys"
-                else f"they are those of the input and of {' and '.join(self.states)}",
+                f"a recurrent module needs {name} or {name}s", why="it was given both" * (key is not None)
+            )
+        reads = name == "in_key"
+        unravelled = [unravel(k) for k in ([key, *others] if keys is None else keys)]  # type: ignore[arg-type, list-item]
+        if reads and len(unravelled) == len(others):
+            unravelled.append(IS_INIT)
+        if len(unravelled) != 1 + len(others) or (reads and as_tuple(unravelled[-1])[-1] != IS_INIT):
+            raise ArgumentError(
+                f"{type(self).__name__} has {1 + len(self.states)} {name}s" + ", and is_init" * reads,
+                where=f"{name}s={list(keys or [])}",
+                why=f"they are those of the {'input' if reads else 'features'} and of {' and '.join(self.states)}",
             )
         if len(set(unravelled)) < len(unravelled):
-            raise ArgumentError(f"{type(self).__name__} has one key twice", where=f"{what}={unravelled}")
+            raise ArgumentError(f"{type(self).__name__} has one key twice", where=f"{name}s={unravelled}")
         return unravelled
 
     @property
@@ -353,7 +354,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 fix="Encode it first, to a vector of that size.",
             )
         self._check_dtype(show(self.in_keys[0]), x)
-        if not lends_weights(layers):
+        if hooked(layers):
             raise ArgumentError(
                 f"the {self.kind.__name__} inside {type(self).__name__} has a hook or a forward that would never run",
                 why="the module computes with its weights, and does not call it",
@@ -468,13 +469,6 @@ class LSTMModule(RecurrentModule):
 
     def run(self, x, state, source, weights):
         return lstm(x, *state, source, weights, **self.options)
-
-
-def either(name: str, key: Key | None, keys: Sequence[Key] | None) -> tuple[Key | None, Sequence[Key] | None]:
-    """Return one key or all of them."""
-    if (key is None) == (keys is None):
-        raise ArgumentError(f"a recurrent module needs {name} or {name}s", why="it was given both" * (key is not None))
-    return key, keys
 
 
 @dataclass(frozen=True)

@@ -436,17 +436,13 @@ class ValueEstimator(KeyedModule, ABC):
         target_params: TensorDictBase | None,
     ) -> Values:
         chunk_rows = self.chunk_rows(td.shape)
-        if not self.shifted:
-            target = None if target_params is None else net.with_parameters(target_params)
-            if isinstance(net, RowValues):
-                return successor_values(
-                    td, net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls
-                )
+        if isinstance(net, RowValues) and not self.shifted:
+            return successor_values(td, net, ends, time, target_params, chunk_rows, self.two_calls)
         from rlcli.objectives.value.shifted import refuse_what_one_call_cannot, shifted_values
 
+        refuse_what_one_call_cannot(td, target_params, self.shifted)
         if not self.shifted:  # a successor's value needs the state before it
             return shifted_values(td, net, ends, time, budget=None, chunk_rows=chunk_rows)._replace(valid=None)
-        refuse_what_one_call_cannot(td, target_params)
         return shifted_values(td, net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
 
     def chunk_rows(self, shape: torch.Size) -> int | None:

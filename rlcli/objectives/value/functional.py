@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.kernels.scan import Rate, scan
+from rlcli.kernels.scan import Rate, check_shapes, scan
 from rlcli.objectives.value.reading import need_rate
 
 __all__ = [
@@ -97,8 +97,7 @@ def td0_return_estimate(
         Stands for `terminated` where that is not given.
     """
     terminated = done if terminated is None else terminated
-    _need_flags(terminated=terminated)
-    _need_shape(reward, next_state_value=next_state_value, terminated=terminated)
+    check_shapes(reward, next_state_value=next_state_value, terminated=terminated)
     gamma = need_rate("gamma", gamma, reward)
     value = next_state_value if terminated is None else next_state_value.masked_fill(terminated, 0.0)
     return reward + gamma * value
@@ -113,7 +112,7 @@ def td0_advantage_estimate(
     terminated: Tensor | None = None,
 ) -> Tensor:
     """`r_t + gamma V'_t - V_t`: how much better one step was than expected. Parameters as for GAE."""
-    _need_shape(reward, state_value=state_value)
+    check_shapes(reward, state_value=state_value)
     return td0_return_estimate(gamma, next_state_value, reward, terminated, done=done) - state_value
 
 
@@ -150,7 +149,7 @@ def td1_advantage_estimate(
     backend: str = "auto",
 ) -> Tensor:
     """Return `td1_return_estimate` less `V_t`."""
-    _need_shape(reward, state_value=state_value)
+    check_shapes(reward, state_value=state_value)
     rest = (next_state_value, reward, done, terminated, rolling_gamma)
     return td1_return_estimate(gamma, *rest, time_dim=time_dim, backend=backend) - state_value
 
@@ -179,8 +178,7 @@ def td_lambda_return_estimate(
             why="one discount for all that follows a step is no recursion over steps",
             fix="Give every step the discount of that step.",
         )
-    _need_flags(done=done, terminated=terminated)
-    _need_shape(reward, next_state_value=next_state_value, done=done, terminated=terminated)
+    check_shapes(reward, next_state_value=next_state_value, done=done, terminated=terminated)
     if not -reward.ndim <= time_dim < reward.ndim:
         raise ArgumentError(f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(reward.shape)}")
     gamma, lmbda = need_rate("gamma", gamma, reward), need_rate("lmbda", lmbda, reward)
@@ -208,7 +206,7 @@ def td_lambda_advantage_estimate(
     backend: str = "auto",
 ) -> Tensor:
     """Return `td_lambda_return_estimate` less `V_t`."""
-    _need_shape(reward, state_value=state_value)
+    check_shapes(reward, state_value=state_value)
     rest = (next_state_value, reward, done, terminated, rolling_gamma)
     return td_lambda_return_estimate(gamma, lmbda, *rest, time_dim=time_dim, backend=backend) - state_value
 
@@ -269,21 +267,6 @@ def reward2go(reward: Tensor, done: Tensor, gamma: Rate, *, time_dim: int = -2, 
     """`G_t = r_t + gamma [not done_t] G_{t+1}`: the discounted rewards that follow, without any value."""
     gamma, nothing = need_rate("gamma", gamma, reward), torch.zeros_like(reward)
     return scan(reward, done, done, nothing, nothing, 0.0, gamma, backend=backend, time_dim=time_dim)[0]
-
-
-def _need_shape(reward: Tensor, **others: Tensor | None) -> None:
-    for name, x in others.items():
-        if x is not None and x.shape != reward.shape:
-            raise ArgumentError(
-                f"{name} and reward have different shapes",
-                why=f"{tuple(x.shape)} against {tuple(reward.shape)}, and broadcasting pairs wrong steps",
-            )
-
-
-def _need_flags(**flags: Tensor | None) -> None:
-    for name, x in flags.items():
-        if x is not None and x.dtype != torch.bool:
-            raise ArgumentError(f"{name} is {x.dtype}, not bool", fix=f"Use {name}.bool().")
 
 
 vec_generalized_advantage_estimate = generalized_advantage_estimate

@@ -12,7 +12,6 @@ them, is in `shifted`, which recurrent networks need.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -92,22 +91,18 @@ class RowValues(Lowered):
     def __init__(self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__(network)
         self._compute_dtype = compute_dtype
-        self._params: TensorDictBase | None = None
         self.key = value_key(network)
 
-    def with_parameters(self, params: TensorDictBase) -> RowValues:
-        """Swap in other parameters (a target network's) while it is called."""
-        other = copy.copy(self)
-        other._params = params
-        return other
+    def rows(self, columns: Columns, chunk_rows: int | None = None, params: TensorDictBase | None = None) -> Tensor:
+        """Return values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass.
 
-    def rows(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
-        """Return values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
+        `params`: other parameters, a target network's.
+        """
         net: Net = self
         n = next(iter(columns.values())).shape[0]
         if self._compute_dtype is not None:
             net = computed_in(self._compute_dtype, net)
-        with nullcontext() if self._params is None else self._params.to_module(self.module):
+        with nullcontext() if params is None else params.to_module(self.module):
             if chunk_rows is None or chunk_rows >= n:
                 return called(net, columns, self.key, n)[self.key]
             starts = range(0, n, chunk_rows)
@@ -175,17 +170,17 @@ def is_gathered(x: Any) -> bool:
     return all(hasattr(x, name) for name in ("obs", "extra", "index", "full"))
 
 
-def _may_hold_nan(rows: Columns) -> bool:
-    """Say whether a row holds NaN, or may, where the host must not ask."""
-    return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in rows.values())
+def _may_hold_nan(x: Tensor) -> bool:
+    """Say whether one of the numbers is NaN, or may be, where the host must not ask."""
+    # the sum is finite for nearly every batch and reads the rows once, without a mask of their size
+    return x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan()))
 
 
 def _fill_value_rows(following: Columns) -> Tensor | None:
     """Return rows `[N]` that hold NaN, the fill value of a successor that is not stored; None if none does."""
     unknown: Tensor | None = None
     for x in following.values():
-        # the sum is finite for nearly every batch and reads the rows once, without a mask of their size
-        if x.is_floating_point() and (not may_ask(x) or x.sum().isnan()):
+        if _may_hold_nan(x):
             rows = x.isnan().reshape(x.shape[0], -1).any(-1)
             unknown = rows if unknown is None else unknown | rows
     return unknown
@@ -202,22 +197,23 @@ def successor_values(
     net: RowValues,
     ends: Ends,
     time: int,
-    *,
-    target: RowValues | None = None,
-    chunk_rows: int | None = None,
-    two_calls: bool = False,
+    target_params: TensorDictBase | None,
+    chunk_rows: int | None,
+    two_calls: bool,
 ) -> Values:
     """Return values of every row and of its successor; with `two_calls` as `full` batches, bit for bit."""
-    seen, following = Observations(td, net.in_keys), target or net
+    seen = Observations(td, net.in_keys)
     value = net.rows(seen.root, chunk_rows).unflatten(0, td.shape)  # [*B, F]
     if any(x is None for x in seen.following.values()):
-        own = value if target is None else target.rows(seen.root, chunk_rows).unflatten(0, td.shape)
+        own = value
+        if target_params is not None:
+            own = net.rows(seen.root, chunk_rows, target_params).unflatten(0, td.shape)
         return _neighbours(value, own, ends, time)
     unused = ends.terminated.reshape(-1) if torch.is_grad_enabled() else None
     norms = (x for x in net.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
     mixing = any(x.training or x.running_mean is None for x in norms)  # a row's value depends on others in its call
-    gather = None if two_calls or target is not None or mixing else seen.common_gather()
-    if gather is not None and not (unused is not None and _may_hold_nan(gather[1])):
+    gather = None if two_calls or target_params is not None or mixing else seen.common_gather()
+    if gather is not None and not (unused is not None and any(map(_may_hold_nan, gather[1].values()))):
         pool, (index, extra) = value.reshape(-1, value.shape[-1]), gather
         if next(iter(extra.values())).shape[0]:
             pool = torch.cat([pool, net.rows(extra, chunk_rows)])
@@ -225,7 +221,7 @@ def successor_values(
     rows, unknown = seen.next_rows(unused)
     if unknown is not None:
         unknown = unknown.reshape(td.shape) & ~ends.terminated
-    return Values(value, following.rows(rows, chunk_rows).unflatten(0, td.shape), unknown)
+    return Values(value, net.rows(rows, chunk_rows, target_params).unflatten(0, td.shape), unknown)
 
 
 def _neighbours(value: Tensor, following: Tensor, ends: Ends, time: int) -> Values:

@@ -7,6 +7,7 @@ before it ended with; where the network does not say what that is, chunks begin 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -129,14 +130,16 @@ def cut_at_dropped(ends: Ends, valid: Tensor, time: int) -> Ends:
     return Ends(ends.terminated, cut)
 
 
-def refuse_what_one_call_cannot(td: TensorDictBase, target_params: TensorDictBase | None) -> None:
+def refuse_what_one_call_cannot(td: TensorDictBase, target_params: TensorDictBase | None, shifted: bool) -> None:
     """Refuse other parameters for successors, and successors that are not the next row."""
+    refuse(target_params is not None and not shifted, "target_params need a feed-forward value network",
+           why="a recurrent one values a step and its successor in one sequence")  # fmt: skip
     if target_params is not None:
         raise ArgumentError(
             "shifted=True evaluates a step and its successor in one call",
             why="target_params are other parameters for the successors", fix="Use shifted=False.",
         )  # fmt: skip
-    if td.get(STEPS_TO_NEXT_OBS, None) is not None:
+    if shifted and td.get(STEPS_TO_NEXT_OBS, None) is not None:
         raise ArgumentError(
             "shifted=True takes the next row for the successor",
             why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its successors are several steps away",
@@ -149,11 +152,11 @@ def _by_rows(
     net: RowValues, seen: Observations, row: Tensor, following: Tensor, chunk_rows: int | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return values `[R, S, F]` and which are known `[R, S]` (None: all); `row` is `[R, S]`."""
-    pick = _picker(seen, row.reshape(-1), following.reshape(-1))
+    pick, known = _picker(seen, row.reshape(-1), following.reshape(-1))
     size = row.numel() if chunk_rows is None else chunk_rows
     parts = [net.rows(pick(slice(i, i + size))) for i in range(0, row.numel(), size)]
     values = torch.cat(parts) if len(parts) != 1 else parts[0]
-    return values.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+    return values.reshape(*row.shape, -1), None if known is None else known.reshape(row.shape)
 
 
 class SequenceValues:
@@ -182,17 +185,10 @@ class SequenceValues:
         self.net = Lowered(network) if net is None else net  # the same network, where not all of it is to be called
         self._cuts = bool(parts) and all(isinstance(part, RecurrentModule) for part in parts)
 
-    def with_parameters(self, params: TensorDictBase) -> RowValues:
-        """Refuse: it values a step and its successor in one sequence, with one set of parameters."""
-        raise ArgumentError(
-            "target_params need a feed-forward value network",
-            why="a recurrent one values a step and its successor in one sequence",
-        )
-
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        pick = _picker(seen, row.reshape(-1), following.reshape(-1))
+        pick, known = _picker(seen, row.reshape(-1), following.reshape(-1))
         width = row.shape[1]
         values = []
         before: dict[Key, Tensor] = {}  # the states `[1, *shape]` that the last piece ended with
@@ -215,7 +211,7 @@ class SequenceValues:
             values.append(written[self.key])
             before = {key: written[under_next(key)][-1:] for key in self.state_keys}
         whole = torch.cat(values) if len(values) != 1 else values[0]
-        return whole.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+        return whole.reshape(*row.shape, -1), None if known is None else known.reshape(row.shape)
 
     def _flat(self, columns: Columns, shape: tuple[int, ...]) -> dict[Key, Tensor]:
         """Return the values of sequences `shape`, one after the other, and the states after them."""
@@ -273,42 +269,31 @@ def _pieces(
 
 
 # ---- observations of slots ---------------------------------------------------------------------------------------
-def _picker(seen: Observations, row: Tensor, following: Tensor) -> Picker:
-    """Pick observations by row (int64 `[M]`): a row's own, or its next where `following` (bool `[M]`) is true."""
+def _picker(
+    seen: Observations, row: Tensor, following: Tensor
+) -> tuple[Callable[[slice], dict[Key, Tensor]], Tensor | None]:
+    """Return `pick(stretch)` of `[0, M)`, and which are known (bool `[M]`; None: all).
+
+    It gives the observation of a row (int64 `[M]`), or its next one where `following` (bool `[M]`) is true.
+    """
+    second, index, other, known = seen.root, row, torch.zeros_like(following), None
     if any(x is None for x in seen.following.values()):
-        return Picker(seen, seen.root, row, torch.zeros_like(following), ~following)
-    gather, count = seen.common_gather(), seen.shape.numel()
-    if gather is None:
-        second, unknown = seen.next_rows()
-        return Picker(seen, second, row, following, None if unknown is None else ~(following & unknown[row]))
-    common, extra = gather
-    index = torch.where(following, common.reshape(-1)[row], row)
-    other = index >= count
-    return Picker(seen, extra, torch.where(other, index - count, index), other, None, own=row)
+        known = ~following
+    elif (gather := seen.common_gather()) is None:
+        (second, unknown), other = seen.next_rows(), following
+        known = None if unknown is None else ~(following & unknown[row])
+    else:
+        (common, extra), count = gather, seen.shape.numel()
+        index = torch.where(following, common.reshape(-1)[row], row)
+        if next(iter(extra.values())).shape[0]:
+            second, other = extra, index >= count
+            index = torch.where(other, index - count, index)
 
+    def pick(stretch: slice) -> dict[Key, Tensor]:
+        out = _picked(seen.root, second, index[stretch], other[stretch])
+        return out | {key: x.index_select(0, row[stretch]) for key, x in seen.states.items()}
 
-class Picker:
-    """Pick observations a stretch at a time; `known` (bool `[M]`): which were kept; None: all."""
-
-    def __init__(
-        self,
-        seen: Observations,
-        second: Columns,
-        index: Tensor,
-        other: Tensor,
-        known: Tensor | None,
-        own: Tensor | None = None,
-    ) -> None:
-        if not next(iter(second.values())).shape[0]:
-            other = torch.zeros_like(other)
-        self.known = known
-        self._seen, self._second, self._index, self._other = seen, second, index, other
-        self._own = index if own is None else own
-
-    def __call__(self, stretch: slice) -> dict[Key, Tensor]:
-        """Return rows ``{key: [m, *shape]}`` of a stretch of ``[0, M)``."""
-        out = _picked(self._seen.root, self._second, self._index[stretch], self._other[stretch])
-        return out | {key: x.index_select(0, self._own[stretch]) for key, x in self._seen.states.items()}
+    return pick, known
 
 
 def _picked(first: Columns, second: Columns, index: Tensor, other: Tensor) -> dict[Key, Tensor]:

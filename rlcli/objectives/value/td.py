@@ -22,7 +22,6 @@ from rlcli.objectives.reduction import may_ask, per_row
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import (
     td0_return_estimate,
-    td1_return_estimate,
     td_lambda_return_estimate,
     vtrace_advantage_estimate,
 )
@@ -55,18 +54,20 @@ class TD0Estimator(ValueEstimator):
 class TD1Estimator(ValueEstimator):
     """The discounted rewards to the end of the trajectory, and the value there where it goes on."""
 
+    lmbda: Rate = 1.0
+
     def estimate(
         self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
     ) -> tuple[Tensor, Tensor]:
         need_one_step(td, self)
         flags = ends.flags(reward)
-        target = td1_return_estimate(
-            self.gamma, values.next_value, reward, *flags, time_dim=time_dim, backend=self.backend
+        target = td_lambda_return_estimate(
+            self.gamma, self.lmbda, values.next_value, reward, *flags, time_dim=time_dim, backend=self.backend
         )
         return target - values.value, target
 
 
-class TDLambdaEstimator(ValueEstimator):
+class TDLambdaEstimator(TD1Estimator):
     """The mixture of all n-step returns with weights `(1 - lmbda) lmbda ** (n - 1)` (Sutton and Barto 2018, eq. 12.20).
 
     Parameters
@@ -80,16 +81,6 @@ class TDLambdaEstimator(ValueEstimator):
     def __init__(self, *, gamma: Rate, lmbda: Rate, value_network: TensorDictModuleBase | None, **options: Any) -> None:
         super().__init__(gamma=gamma, value_network=value_network, **options)
         self.lmbda = need_rate("lmbda", lmbda)
-
-    def estimate(
-        self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
-    ) -> tuple[Tensor, Tensor]:
-        need_one_step(td, self)
-        flags = ends.flags(reward)
-        target = td_lambda_return_estimate(
-            self.gamma, self.lmbda, values.next_value, reward, *flags, time_dim=time_dim, backend=self.backend
-        )
-        return target - values.value, target
 
 
 class VTrace(ValueEstimator):
@@ -158,11 +149,11 @@ class VTrace(ValueEstimator):
         with torch.no_grad():
             log_pi = self._log_prob(td)
         names = (k.sample_log_prob, *ALSO_CALLED.get(k.sample_log_prob, ()))
-        log_mu, rows = need(td, next((x for x in names if td.get(x, None) is not None), names[0])), td.shape
-        for name, x in (("the action's log-probability", log_pi), (show(k.sample_log_prob), log_mu)):
-            if x.numel() != rows.numel():
-                raise ArgumentError(f"{name} is not one number a row", why=f"{tuple(x.shape)} in a batch {tuple(rows)}")
-        pi, mu = (x.reshape(rows).unsqueeze(-1).to(reward.dtype).expand_as(reward) for x in (log_pi, log_mu))
+        log_mu = need(td, next((x for x in names if td.get(x, None) is not None), names[0]))
+        pi, mu = (
+            per_row(x, td.shape, name).unsqueeze(-1).to(reward.dtype).expand_as(reward)
+            for name, x in (("the action's log-probability", log_pi), (show(k.sample_log_prob), log_mu))
+        )
         if may_ask(mu) and not mu.is_meta and not (pi - mu).sum().isfinite() and not (pi - mu).isfinite().all():
             raise NumericsError(
                 "log-probabilities are not finite",
