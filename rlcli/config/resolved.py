@@ -54,13 +54,14 @@ def from_dict(
     for key, value in parsed:
         typed += assign(node, schema, key, value, merge=True)
     raise_all([*problems, *(typed if problems or wrong is None else ())])
-    if wrong is not None:
-        wrong += typed
     cfg, known = as_object(node, "" if parsed else where), leaves(schema)
     # what older runs keep of other choices, as it was before anybody changed it, is left out
     kept = [key for key, value in pairs if key not in known or value != known[key].default]
     problems = [problem for key in kept for problem in of_another_choice(cfg, key, where)]
-    raise_all([*problems, *(problem for key, _ in parsed for problem in of_another_choice(cfg, key))])
+    typed += [problem for key, _ in parsed for problem in of_another_choice(cfg, key)]
+    raise_all([*problems, *(typed if problems or wrong is None else ())])
+    if wrong is not None:
+        wrong += typed
     return cfg
 
 
