@@ -17,9 +17,9 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from rlcli.bench import collect_loops as by_hand
+from rlcli.bench import peers
 from rlcli.bench.bare_envs import bare
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers import collecting as peers
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
 from rlcli.config.installed import has, install
@@ -170,24 +170,21 @@ def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
     if not settings["peers"]:
         return
     label = f"{env_id} x{lanes}"
-    others = {
-        "torchrl Collector": (peers.torchrl_collector(env_id, lanes, steps), ">= 20"),
-        "SB3 collect_rollouts": (peers.sb3_collector(env_id, lanes, steps), ">= 4"),
-    }
     alone = _ours(_envs(make, lanes), pair, lanes * steps, "full")
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=pair.critic)
     with_values = _ours(_envs(make, lanes), pair, lanes * steps, "exact")
     sides = {f"{label}: rlcli": alone, f"{label}: rlcli with values and GAE": lambda: advantage(with_values())}
-    for name, (side, _) in others.items():
-        if side is None:
-            report.leave_out(name.split()[0])
-        else:
+    ours, ours_with_values = sides
+    bars = {}  # SB3 also computes values and advantages, so ours does
+    for name, make_peer, beside, bar in (
+        ("torchrl Collector", peers.torchrl_collector, ours, ">= 20"),
+        ("SB3 collect_rollouts", peers.sb3_collector, ours_with_values, ">= 4"),
+    ):
+        if side := report.peer(name.split()[0], make_peer, env_id, lanes, steps):
             sides[f"{label}: {name}"] = side
+            bars[f"{label}: {name}"] = beside, bar
     _time(report, settings, sides, lanes * steps)
-    for name, (side, bar) in others.items():
-        if side is not None:  # SB3 also computes values and advantages, so ours does
-            ours = f"{label}: rlcli with values and GAE" if name.startswith("SB3") else f"{label}: rlcli"
-            report.ratios.append(ratio(report.sides, f"{label}: {name}", ours, bar))
+    report.ratios += [ratio(report.sides, name, *beside_and_bar) for name, beside_and_bar in bars.items()]
 
 
 def _recurrent(report: Report, settings: dict[str, Any]) -> None:
@@ -208,12 +205,8 @@ def _recurrent(report: Report, settings: dict[str, Any]) -> None:
     sides: Sides = {f"{label}: hand-written": hand}
     sides |= _modes(label, lambda: _envs(make, lanes), pair, lanes * steps, states=cells.state_keys)
     _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
-    if settings["peers"]:
-        side = peers.torchrl_recurrent_collector(env_id, lanes, steps, UNITS)
-        if side is None:
-            report.leave_out("torchrl")
-        else:
-            sides[f"{label}: torchrl Collector"] = side
+    if side := report.peer("torchrl", peers.torchrl_recurrent_collector, env_id, lanes, steps, UNITS):
+        sides[f"{label}: torchrl Collector"] = side
     _time(report, settings, sides, lanes * steps)
     for other, bar in (("hand-written", ">= 1.0"), ("torchrl Collector", ">= 10")):
         if f"{label}: {other}" in sides:

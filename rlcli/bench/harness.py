@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcli.bench.settings import MIN_ROUNDS
 from rlcli.config.installed import install
@@ -22,6 +22,8 @@ from rlcli.config.run_files import write_whole
 from rlcli.errors import ResourceError
 from rlcli.processes.process import cores
 from rlcli.report.figures import NOTHING, Table
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -94,6 +96,14 @@ class Report:
     notes: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)  # sides that cannot be measured here, and why
+
+    def peer(self, name: str, make: Callable[..., T], *args: Any) -> T | None:
+        """Return a framework's side; None where the settings want none, or it is missing here, which is noted."""
+        try:
+            return make(*args) if self.settings["peers"] else None
+        except ImportError:
+            self.leave_out(name)
+            return None
 
     def leave_out(self, peer: str, extra: str = "peers") -> None:
         """Note that a framework is missing here, and which extra brings it."""

@@ -20,7 +20,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from rlcli.bench.harness import Figure, Report, interleave, ratio
-from rlcli.bench.peers.storing import torchrl_bytes
+from rlcli.bench.peers import torchrl_bytes
 from rlcli.bench.settings import env_problems
 from rlcli.build.env import build_env
 from rlcli.collectors import Collector
@@ -98,12 +98,8 @@ def _bytes(buffer: TensorDictReplayBuffer) -> float:
 
 def _upstream(report: Report, name: str, batches: list[TensorDictBase], settings: dict[str, Any]) -> None:
     """Add bytes of a step in torchrl's tensor storage; a few hundred of them show it."""
-    if not settings["peers"]:
-        return
-    size = torchrl_bytes(full_next_obs(batches[0]).reshape(-1))
-    if size is None:
-        report.leave_out("torchrl")
-    else:
+    size = report.peer("torchrl", torchrl_bytes, full_next_obs(batches[0]).reshape(-1))
+    if size is not None:
         report.figures.append(Figure(f"{name}, torchrl", size, "B"))
 
 
