@@ -13,6 +13,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rlcli.cli.main import HELP, runner
+from rlcli.cli.main import VERBS as KNOWN
 from rlcli.config.choices import CHOICES
 from rlcli.config.option import Leaf, doc, groups, leaves
 from rlcli.config.problem import Problem, did_you_mean, raise_all, spell
@@ -37,9 +39,6 @@ flags
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    from rlcli.cli.main import HELP, runner
-    from rlcli.cli.main import VERBS as KNOWN
-
     asked = [word for word in words if word not in ("-h", "--help")]
     if not asked or asked == ["help"]:
         print(HELP)
