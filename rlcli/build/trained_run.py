@@ -188,7 +188,8 @@ def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | N
     if isinstance(cfg.policy, CheckpointOptions):
         found = _asked_for(cfg, cfg.policy.path)
         policy = _restored(cfg, env, found)
-        state: dict[str, Any] = {KEPT: found.state["policy"], "collector": _statistics(found.state)}
+        statistics = {"engine": {"transforms": learned_by_transforms(found.state)}}
+        state: dict[str, Any] = {KEPT: found.state["policy"], "collector": statistics}
         config = found.manifest["config"]
     else:
         built = build_policy(cfg, env)
@@ -234,10 +235,6 @@ def _restored(cfg: CollectConfig, env: EnvBase, found: Checkpoint) -> ActorCriti
         assert policy is not None
         policy.load_state_dict(found.state[KEPT])
         return policy
-
-
-def _statistics(state: dict[str, Any]) -> dict[str, Any]:
-    return {"engine": {"transforms": learned_by_transforms(state)}}
 
 
 def _asked_for(cfg: CollectConfig, asked: str | None) -> Checkpoint:

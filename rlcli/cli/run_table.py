@@ -55,10 +55,11 @@ def facts(run: Run) -> dict[str, Any]:
         status, data = "summary cannot be read", {}
     frames = _last_frames(run) if status == "running" else data.get("frames")
     seconds = _part(data, "throughput").get("seconds", data.get("seconds"))
-    result, learning = _result(data), _part(data, "learning")
-    evaluated = "mean_return" in _part(data, "evaluation")
+    evaluation, learning = _part(data, "evaluation"), _part(data, "learning")
+    evaluated = "mean_return" in evaluation
+    result = evaluation["mean_return"] if evaluated else learning.get("return")
     number = isinstance(result, int | float)
-    rate = (_part(data, "evaluation") if evaluated else learning).get("success_rate")
+    rate = (evaluation if evaluated else learning).get("success_rate")
     return {
         "run": str(run.path), "verb": info.get("verb"), "recipe": info.get("recipe"), "env": info.get("env"),
         "seed": info.get("seed"), "status": status, "created": info.get("created"),
@@ -104,10 +105,6 @@ def result_of(run: Run) -> str:
     kind = {"eval": "evaluation return", "train": "training return", None: ""}[one["result_of"]]
     result = f"{kind} {one['result']:.4g}" if kind else ""
     return ", ".join(text for text in (status, result, frames and f"{frames} frames", time) if text)
-
-
-def _result(data: Mapping[str, Any]) -> Any:
-    return _part(data, "evaluation").get("mean_return", _part(data, "learning").get("return"))
 
 
 def _last_frames(run: Run) -> object:
