@@ -84,14 +84,6 @@ def axes(checked: Sequence[Checked]) -> list[list[str]]:
     ]
 
 
-def listed(checked: Sequence[Checked]) -> list[str]:
-    """Return the overrides of a sweep with its values one by one: what was shuffled or matched is not done so again."""
-    return [
-        texts[0] if len(texts) == 1 else f"{_key_of(texts[0])}={','.join(text.partition('=')[2] for text in texts)}"
-        for texts in axes(checked)
-    ]
-
-
 def _key_of(text: str) -> str:
     """Return the key of an override as it was typed, with the `+` or `++` that Hydra needs."""
     return text.partition("=")[0].strip()
