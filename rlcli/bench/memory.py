@@ -8,8 +8,6 @@ comes with rlcli, and training one takes hours), and RGB pictures of CartPole as
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from rlcli.bench.harness import Figure, Report, interleave, ratio
+from rlcli.bench.harness import Figure, Report, interleave, ratio, rlcli
 from rlcli.bench.peers import torchrl_bytes
 from rlcli.bench.settings import env_problems
 from rlcli.build.env import build_env
@@ -27,7 +25,7 @@ from rlcli.collectors import Collector
 from rlcli.config.compose import configure
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, full_next_obs
 from rlcli.data.storages import CompressedStorage
-from rlcli.errors import NumericsError, ResourceError
+from rlcli.errors import NumericsError
 from rlcli.keys import Key
 
 STACK = 4
@@ -273,10 +271,3 @@ def drawn(states: Tensor) -> Tensor:
     out[cart] = torch.tensor([40, 40, 40], dtype=torch.uint8)
     out[pole] = torch.tensor([202, 152, 101], dtype=torch.uint8)
     return out
-
-
-def rlcli(*words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "rlcli", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise ResourceError(f"rlcli {' '.join(words)} exited {done.returncode}", why=done.stderr.strip()[-400:])
-    return done.stdout
