@@ -18,12 +18,8 @@ COLUMNS = ("run", "recipe", "env", "seed", "status", "frames", "result", "time",
 FIGURES = ("seed", "frames", "result", "time")
 
 
-def columns(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
-    """Yield a heading and a line a run; overrides in `common` are left out."""
-    yield from table_of(map(facts, runs), common)
-
-
 def table_of(those: Iterable[Mapping[str, Any]], common: Container[str] = ()) -> Iterator[str]:
+    """Yield a heading and a line for the `facts` of each run; overrides in `common` are left out."""
     table = [COLUMNS, *(_row(one, common) for one in those)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.cli.in_turn import InTurn, Start, run_one
-from rlcli.cli.run_table import columns, means, shared
+from rlcli.cli.run_table import facts, means, shared, table_of
 from rlcli.cli.side_by_side import SideBySide, number_of
 from rlcli.cli.slurm import check_slurm, submit
 from rlcli.config import registry
@@ -114,7 +114,7 @@ def _conclude(sweep: Sweep, errors: Mapping[int, RlcliError]) -> None:
     """Print the runs and the means over seeds; raise the first error, with their number."""
     runs = [run for job in sweep.jobs if (run := sweep.run(job)) is not None]
     common = shared(runs)
-    for line in (*columns(runs, common), *means(runs, common)) if runs else ():
+    for line in (*table_of(map(facts, runs), common), *means(runs, common)) if runs else ():
         print(line)
     for number, error in sorted(errors.items()):
         error.what = f"{len(errors)} of {len(sweep.jobs)} jobs failed; job {number}: {error.what}"

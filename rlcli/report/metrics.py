@@ -110,12 +110,6 @@ class MetricsWriter:
         self._events("close")
         self._events.figures = None
 
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def _write_rest(self, data: bytes, taken: int, start: int) -> None:
         """Write the rest of a line that the disk took in part, or leave the file as it was."""
         try:
