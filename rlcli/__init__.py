@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli import compat, imports
+from rlcli.exports import lazily
 
-if TYPE_CHECKING:  # what type checkers see; below is what happens
+if TYPE_CHECKING:  # what it offers, fetched when it is first used
     from rlcli.api import collect as collect
     from rlcli.api import evaluate as evaluate
     from rlcli.api import inspect as inspect
@@ -32,22 +33,5 @@ sys.meta_path[:0] = [finder for finder in (compat, imports) if finder not in sys
 
 filter_warnings_subprocess = True  # whether the workers of collectors are silent about warnings
 
-# what `import rlcli` offers, fetched when it is first used
-_PARTS = ("algorithm", "env", "estimator", "logger", "policy", "sampler", "storage", "transform", "wrapper")
-_LAZY = {
-    **dict.fromkeys(["train", "collect", "resume", "plan", "inspect", "evaluate", "load", "verify"], "rlcli.api"),
-    **{f"register_{part}": "rlcli.config.registry" for part in _PARTS},
-}
-__all__ = ["__version__", *_LAZY]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'rlcli' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_LAZY[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazily(__name__)
+__all__ += ["__version__"]

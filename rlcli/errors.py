@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 
@@ -32,11 +33,8 @@ class RlcliError(Exception):
 
     def __reduce__(self):
         # keyword-only fields would be lost by Exception's own pickling, and workers send errors to their parent
-        return _rebuild, (type(self), self.what, self.where, self.why, self.fix), self.__dict__
-
-
-def _rebuild(kind: type[RlcliError], what: str, where: str | None, why: str | None, fix: str | None):
-    return kind(what, where=where, why=why, fix=fix)
+        made = partial(type(self), self.what, where=self.where, why=self.why, fix=self.fix)
+        return made, (), self.__dict__
 
 
 def in_words(error: BaseException, limit: int = 400) -> str:

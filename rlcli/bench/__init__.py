@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlcli.bench.settings import OWN, SETTINGS, Defaults, Settings, read
 
@@ -39,18 +39,16 @@ class Benches(NamedTuple):
         """Measure, print the tables, and write every round to `runs/bench/NAME.json`."""
         from rlcli.bench.harness import claim, publish
 
-        settings = read(self.settings_of(name, words), words)  # every mistake, before what is measured is loaded
+        read(self.settings_of(name, words), words)  # every mistake, before what is measured is loaded
         path = f"runs/bench/{name}.json"
         claim(path)
         print(f"measuring {self.about[name]} ...", file=sys.stderr, flush=True)
-        publish(self._measured(name, settings), path)
+        publish(self.measure(name, words), path)
         return 0
 
     def measure(self, name: str, words: Sequence[str]) -> Report:
         """Measure as `key=value` words say, or raise ConfigError with every mistake in them."""
-        return self._measured(name, read(self.settings_of(name, words), words))
-
-    def _measured(self, name: str, settings: dict[str, Any]) -> Report:
+        settings = read(self.settings_of(name, words), words)
         if "threads" in settings:
             import torch
 

@@ -17,9 +17,9 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from rlcli.bench import collect_loops as by_hand
+from rlcli.bench import peers
 from rlcli.bench.bare_envs import bare
-from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers import collecting as peers
+from rlcli.bench.harness import Report, Side, interleave, ratio
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
 from rlcli.config.installed import has, install
@@ -55,33 +55,17 @@ def measure(settings: dict[str, Any]) -> Report:
         engine.close()
         _check_spaces("envpool", settings["envpool"], *spaces, gym.spaces.Discrete)
     for lanes, bar in BARS.items():
-        _against_hand(report, settings, settings["env.id"], lanes, bar)
-    _against_bare_and_peers(report, settings)
-    _recurrent(report, settings)
+        _against_hand(report, settings["env.id"], lanes, bar)
+    _against_bare_and_peers(report, settings["env.id"])
+    _recurrent(report, settings["env.id"])
     if continuous and not problems:
         for lanes in (1, 8):
-            _against_hand(report, settings, continuous, lanes, ">= 1.0")
+            _against_hand(report, continuous, lanes, ">= 1.0")
     if settings["envpool"]:
-        _against_hand_on_envpool(report, settings)
+        _against_hand_on_envpool(report, settings["envpool"])
     if settings["faces"]:
-        _faces(report, settings)
+        _faces(report, settings["env.id"])
     return report
-
-
-# ---- ours ------------------------------------------------------------------------------------------------------
-def _ours(
-    env: EnvBase, pair: ActorCritic, frames: int, mode: str, policy: Any = None, states: Sequence[Key] = ()
-) -> Callable[[], TensorDictBase]:
-    observed = list(env.full_observation_spec.keys(True, True))
-    keep = [*observed, *map(under_next, observed), *states, "action", "sample_log_prob", *FLAGS]
-    collector = Collector(
-        env, policy or pair.actor, frames_per_batch=frames, next_obs=mode, keep_keys=keep, seed=0, track_traj_ids=False
-    )
-    return collector.rollout
-
-
-def _modes(label: str, make: Callable[[], EnvBase], pair: ActorCritic, frames: int, **options: Any) -> Sides:
-    return {f"{label}: rlcli {mode}": _ours(make(), pair, frames, mode, **options) for mode in MODES}
 
 
 def _check_env(key: str, env_id: str, action: type[gym.Space]) -> None:
@@ -100,8 +84,41 @@ def _check_spaces(key: str, env_id: str, seen: gym.Space, acted: gym.Space, acti
         )
 
 
-def _envs(make: Callable[[], gym.Env], lanes: int) -> EnvBase:
-    return SerialEnv(lanes, lambda: GymEnv(make(), categorical_action_encoding=True, narrow=True))
+class _Case:
+    """One kind of env, `lanes` of it stepped in this process by every side, whose names stand behind a label."""
+
+    def __init__(self, report: Report, make: Callable[[], gym.Env], label: str, lanes: int, least: int = 1) -> None:
+        self.report, self.make, self.label, self.lanes = report, make, label, lanes
+        self.steps = max(report.settings["frames_per_batch"] // lanes, least)
+        self.frames = lanes * self.steps
+
+    def env(self) -> EnvBase:
+        return SerialEnv(self.lanes, lambda: GymEnv(self.make(), categorical_action_encoding=True, narrow=True))
+
+    def ours(
+        self, pair: ActorCritic, mode: str, env: EnvBase | None = None, policy: Any = None, states: Sequence[Key] = ()
+    ) -> Callable[[], TensorDictBase]:
+        env = self.env() if env is None else env
+        observed = list(env.full_observation_spec.keys(True, True))
+        keep = [*observed, *map(under_next, observed), *states, "action", "sample_log_prob", *FLAGS]
+        collector = Collector(
+            env, policy or pair.actor, frames_per_batch=self.frames, next_obs=mode, keep_keys=keep, seed=0,
+            track_traj_ids=False,
+        )  # fmt: skip
+        return collector.rollout
+
+    def modes(self, pair: ActorCritic, make: Callable[[], EnvBase] | None = None, **options: Any) -> Sides:
+        return {f"rlcli {mode}": self.ours(pair, mode, (make or self.env)(), **options) for mode in MODES}
+
+    def time(self, sides: Sides, clock: Callable[[], float] = time.perf_counter) -> list[Side]:
+        named = {f"{self.label}: {name}": side for name, side in sides.items()}
+        timed = interleave(named, self.report.settings["rounds"], warmup=2, per=self.frames, clock=clock)
+        self.report.sides += timed
+        return timed
+
+    def ratio(self, over: str, under: str, bar: str) -> None:
+        names = (f"{self.label}: {name}" for name in (over, under))
+        self.report.ratios.append(ratio(self.report.sides, *names, bar))
 
 
 def _pair(env: EnvBase) -> ActorCritic:
@@ -109,92 +126,73 @@ def _pair(env: EnvBase) -> ActorCritic:
 
 
 # ---- comparisons -----------------------------------------------------------------------------------------------
-def _against_hand(report: Report, settings: dict[str, Any], env_id: str, lanes: int, bar: str) -> None:
-    make = GymRecipe(env_id).make
-    steps = settings["frames_per_batch"] // lanes
-    env = _envs(make, lanes)
-    pair = _pair(env)
-    label = f"{env_id} x{lanes}"
-    hand = _hand(make, lanes, steps, pair, env)
-    sides: Sides = {f"{label}: hand-written": hand} | _modes(label, lambda: _envs(make, lanes), pair, lanes * steps)
-    _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
-    _time(report, settings, sides, lanes * steps)
-    report.ratios += [ratio(report.sides, f"{label}: hand-written", f"{label}: rlcli {mode}", bar) for mode in MODES]
-
-
-def _hand(make, lanes: int, steps: int, pair: ActorCritic, env: EnvBase):
+def _against_hand(report: Report, env_id: str, lanes: int, bar: str) -> None:
+    case = _Case(report, GymRecipe(env_id).make, f"{env_id} x{lanes}", lanes)
+    pair = _pair(case.env())
     net = pair.actor.module[0].module
-    if isinstance(make().action_space, gym.spaces.Discrete):
-        return by_hand.discrete(make, lanes, steps, net)
-    mean, scale = (stage.module for stage in net)
-    return by_hand.continuous(make, lanes, steps, mean, scale.value().detach())
+    if isinstance(case.make().action_space, gym.spaces.Discrete):
+        hand = by_hand.discrete(case.make, lanes, case.steps, net)
+    else:
+        mean, scale = (stage.module for stage in net)
+        hand = by_hand.continuous(case.make, lanes, case.steps, mean, scale.value().detach())
+    sides: Sides = {"hand-written": hand} | case.modes(pair)
+    _check(report, case.label, pair, sides["rlcli full"](), hand())
+    case.time(sides)
+    for mode in MODES:
+        case.ratio("hand-written", f"rlcli {mode}", bar)
 
 
-def _against_hand_on_envpool(report: Report, settings: dict[str, Any]) -> None:
+def _against_hand_on_envpool(report: Report, env_id: str) -> None:
     """Count as a frame a step that an action took: rows that envpool's own face spends on resets are not."""
-    env_id = settings["envpool"]
     if not has("envpool"):
         report.notes.append(f"envpool={env_id} is left out: it is not installed ({install('envpool')})")
         return
     for lanes in (8, 64, 512):
-        steps = max(settings["frames_per_batch"] // lanes, 64)
-        engine = EnvpoolEngine(env_id, lanes)
-        pair = _pair(NativeEnv(engine, categorical_action_encoding=True))
-        label = f"{env_id} of envpool x{lanes}"
+        case = _Case(report, GymRecipe(env_id).make, f"{env_id} of envpool x{lanes}", lanes, least=64)
+        pair = _pair(NativeEnv(EnvpoolEngine(env_id, lanes), categorical_action_encoding=True))
         counted: list[torch.Tensor] = []
-        hand = by_hand.pooled(env_id, lanes, steps, pair.actor.module[0].module)
+        hand = by_hand.pooled(env_id, lanes, case.steps, pair.actor.module[0].module)
 
         def collect(hand=hand, counted=counted) -> None:
             counted.append(hand()["counted"])
 
-        sides: Sides = {f"{label}: hand-written": collect}
-        sides |= _modes(label, partial(make_native, env_id, lanes, pool=True), pair, lanes * steps)
-        _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
-        timed = interleave(sides, settings["rounds"], warmup=2, per=lanes * steps)
-        timed[0].per = round(float(torch.stack(counted).sum((1, 2)).double().mean()))
-        report.sides += timed
-        report.ratios += [ratio(timed, f"{label}: hand-written", f"{label}: rlcli {mode}", ">= 1.0") for mode in MODES]
+        sides: Sides = {"hand-written": collect}
+        sides |= case.modes(pair, partial(make_native, env_id, lanes, pool=True))
+        _check(report, case.label, pair, sides["rlcli full"](), hand())
+        by_loop, *_ = case.time(sides)
+        by_loop.per = round(float(torch.stack(counted).sum((1, 2)).double().mean()))
+        for mode in MODES:
+            case.ratio("hand-written", f"rlcli {mode}", ">= 1.0")
 
 
-def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
-    env_id, lanes = settings["env.id"], 8
-    steps = settings["frames_per_batch"] // lanes
-    make = GymRecipe(env_id).make
-    env = _envs(make, lanes)
-    pair = _pair(env)
-    label = f"{env_id} x{lanes}, CPU time"
-    sides: Sides = {f"{label}: bare envs": partial(bare(make, lanes), steps)}
-    sides |= _modes(label, lambda: _envs(make, lanes), pair, lanes * steps)
-    _time(report, settings, sides, lanes * steps, time.process_time)
-    report.ratios += [ratio(report.sides, f"{label}: rlcli {mode}", f"{label}: bare envs", "<= 1.6") for mode in MODES]
-    if not settings["peers"]:
+def _against_bare_and_peers(report: Report, env_id: str) -> None:
+    case = _Case(report, GymRecipe(env_id).make, f"{env_id} x8, CPU time", 8)
+    pair = _pair(case.env())
+    case.time({"bare envs": partial(bare(case.make, 8), case.steps)} | case.modes(pair), time.process_time)
+    for mode in MODES:
+        case.ratio(f"rlcli {mode}", "bare envs", "<= 1.6")
+    if not report.settings["peers"]:
         return
-    label = f"{env_id} x{lanes}"
-    others = {
-        "torchrl Collector": (peers.torchrl_collector(env_id, lanes, steps), ">= 20"),
-        "SB3 collect_rollouts": (peers.sb3_collector(env_id, lanes, steps), ">= 4"),
-    }
-    alone = _ours(_envs(make, lanes), pair, lanes * steps, "full")
+    case = _Case(report, case.make, f"{env_id} x8", 8)
+    ours, ours_with_values = "rlcli", "rlcli with values and GAE"
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=pair.critic)
-    with_values = _ours(_envs(make, lanes), pair, lanes * steps, "exact")
-    sides = {f"{label}: rlcli": alone, f"{label}: rlcli with values and GAE": lambda: advantage(with_values())}
-    for name, (side, _) in others.items():
-        if side is None:
-            report.leave_out(name.split()[0])
-        else:
-            sides[f"{label}: {name}"] = side
-    _time(report, settings, sides, lanes * steps)
-    for name, (side, bar) in others.items():
-        if side is not None:  # SB3 also computes values and advantages, so ours does
-            ours = f"{label}: rlcli with values and GAE" if name.startswith("SB3") else f"{label}: rlcli"
-            report.ratios.append(ratio(report.sides, f"{label}: {name}", ours, bar))
+    alone, with_values = case.ours(pair, "full"), case.ours(pair, "exact")
+    sides: Sides = {ours: alone, ours_with_values: lambda: advantage(with_values())}
+    others = {  # SB3 also computes values and advantages, so ours does
+        "torchrl Collector": (peers.torchrl_collector, ours, ">= 20"),
+        "SB3 collect_rollouts": (peers.sb3_collector, ours_with_values, ">= 4"),
+    }
+    for name, (make, _, _) in others.items():
+        if side := report.peer(name.split()[0], make, env_id, 8, case.steps):
+            sides[name] = side
+    case.time(sides)
+    for name in (name for name in others if name in sides):
+        case.ratio(name, *others[name][1:])
 
 
-def _recurrent(report: Report, settings: dict[str, Any]) -> None:
-    env_id, lanes = settings["env.id"], 8
-    steps = settings["frames_per_batch"] // lanes
-    make = GymRecipe(env_id).make
-    env = _envs(make, lanes)
+def _recurrent(report: Report, env_id: str) -> None:
+    case = _Case(report, GymRecipe(env_id).make, f"{env_id} x8, a GRU of {UNITS}", 8)
+    env = case.env()
     pair = build_actor_critic(
         env.observation_spec, env.action_spec, hidden=(UNITS,), activation="tanh", shared=True, generator=0,
         recurrence=Recurrence("gru", UNITS),
@@ -203,60 +201,41 @@ def _recurrent(report: Report, settings: dict[str, Any]) -> None:
     encoder, cells = trunk.module
     cell = nn.GRUCell(UNITS, UNITS)
     cell.load_state_dict({name.removesuffix("_l0"): weight for name, weight in cells.layers.state_dict().items()})
-    label = f"{env_id} x{lanes}, a GRU of {UNITS}"
-    hand = by_hand.recurrent(make, lanes, steps, encoder.module, cell, head.module)
-    sides: Sides = {f"{label}: hand-written": hand}
-    sides |= _modes(label, lambda: _envs(make, lanes), pair, lanes * steps, states=cells.state_keys)
-    _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
-    if settings["peers"]:
-        side = peers.torchrl_recurrent_collector(env_id, lanes, steps, UNITS)
-        if side is None:
-            report.leave_out("torchrl")
-        else:
-            sides[f"{label}: torchrl Collector"] = side
-    _time(report, settings, sides, lanes * steps)
+    hand = by_hand.recurrent(case.make, 8, case.steps, encoder.module, cell, head.module)
+    sides: Sides = {"hand-written": hand} | case.modes(pair, states=cells.state_keys)
+    _check(report, case.label, pair, sides["rlcli full"](), hand())
+    if side := report.peer("torchrl", peers.torchrl_recurrent_collector, env_id, 8, case.steps, UNITS):
+        sides["torchrl Collector"] = side
+    case.time(sides)
     for other, bar in (("hand-written", ">= 1.0"), ("torchrl Collector", ">= 10")):
-        if f"{label}: {other}" in sides:
-            report.ratios += [ratio(report.sides, f"{label}: {other}", f"{label}: rlcli {mode}", bar) for mode in MODES]
+        for mode in MODES if other in sides else ():
+            case.ratio(other, f"rlcli {mode}", bar)
 
 
-def _faces(report: Report, settings: dict[str, Any]) -> None:
-    env_id, lanes = settings["env.id"], 8
-    steps = settings["frames_per_batch"] // lanes
-    make = GymRecipe(env_id).make
-    pair = _pair(_envs(make, lanes))
+def _faces(report: Report, env_id: str) -> None:
+    case = _Case(report, GymRecipe(env_id).make, f"{env_id} x8", 8)
+    pair = _pair(case.env())
     net = pair.actor.module[0].module
-    label = f"{env_id} x{lanes}"
-    # a closure hides the actor from us: it is called on a tensordict at every step
-    hidden = _ours(_envs(make, lanes), pair, lanes * steps, "full", policy=lambda td: pair.actor(td))
-    env = TransformedEnv(_envs(make, lanes), Compose(StepCounter(), RewardSum(), RunningNorm()))
-    sides = {
-        f"{label}: hand-written, again": by_hand.discrete(make, lanes, steps, net),
-        f"{label}: rlcli, any tensordict policy": hidden,
-        f"{label}: hand-written with bookkeeping": by_hand.with_bookkeeping(make, lanes, steps, net),
-        f"{label}: rlcli with bookkeeping": _ours(env, pair, lanes * steps, "full"),
-    }
-    _time(report, settings, sides, lanes * steps)
-    hand, ours, hand_kept, ours_kept = sides
-    report.ratios.append(ratio(report.sides, hand, ours, ">= 0.6"))
-    report.ratios.append(ratio(report.sides, hand_kept, ours_kept, ">= 0.9"))
-    point = _envs(by_hand.Point, lanes)
-    pair = _pair(point)
-    mean, scale = (stage.module for stage in pair.actor.module[0].module)
-    names: list[Any] = list(pair.actor.in_keys)  # in the order that the net takes them
-    sides = {
-        f"dict and box x{lanes}: hand-written": by_hand.dict_and_box(
-            by_hand.Point, lanes, steps, mean, scale.value().detach(), names
-        ),
-        f"dict and box x{lanes}: rlcli": _ours(point, pair, lanes * steps, "full"),
-    }
-    _time(report, settings, sides, lanes * steps)
-    hand, ours = sides
-    report.ratios.append(ratio(report.sides, hand, ours, ">= 1.0"))
-
-
-def _time(report: Report, settings: dict[str, Any], sides: dict, frames: int, clock=time.perf_counter) -> None:
-    report.sides += interleave(sides, settings["rounds"], warmup=2, per=frames, clock=clock)
+    env = TransformedEnv(case.env(), Compose(StepCounter(), RewardSum(), RunningNorm()))
+    hand, ours, hand_kept, ours_kept = (
+        "hand-written, again", "rlcli, any tensordict policy", "hand-written with bookkeeping", "rlcli with bookkeeping"
+    )  # fmt: skip
+    case.time({
+        hand: by_hand.discrete(case.make, 8, case.steps, net),
+        # a closure hides the actor from us: it is called on a tensordict at every step
+        ours: case.ours(pair, "full", policy=lambda td: pair.actor(td)),
+        hand_kept: by_hand.with_bookkeeping(case.make, 8, case.steps, net),
+        ours_kept: case.ours(pair, "full", env),
+    })  # fmt: skip
+    case.ratio(hand, ours, ">= 0.6")
+    case.ratio(hand_kept, ours_kept, ">= 0.9")
+    case = _Case(report, by_hand.Point, "dict and box x8", 8)
+    point = _pair(case.env())
+    mean, scale = (stage.module for stage in point.actor.module[0].module)
+    names: list[Any] = list(point.actor.in_keys)  # in the order that the net takes them
+    by_point = by_hand.dict_and_box(by_hand.Point, 8, case.steps, mean, scale.value().detach(), names)
+    case.time({"hand-written": by_point, "rlcli": case.ours(point, "full")})
+    case.ratio("hand-written", "rlcli", ">= 1.0")
 
 
 # ---- what was stored is right ----------------------------------------------------------------------------------

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcli.bench.settings import MIN_ROUNDS
 from rlcli.config.installed import install
@@ -22,6 +24,8 @@ from rlcli.config.run_files import write_whole
 from rlcli.errors import ResourceError
 from rlcli.processes.process import cores
 from rlcli.report.figures import NOTHING, Table
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -95,6 +99,14 @@ class Report:
     figures: list[Figure] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)  # sides that cannot be measured here, and why
 
+    def peer(self, name: str, make: Callable[..., T], *args: Any) -> T | None:
+        """Return a framework's side; None where the settings want none, or it is missing here, which is noted."""
+        try:
+            return make(*args) if self.settings["peers"] else None
+        except ImportError:
+            self.leave_out(name)
+            return None
+
     def leave_out(self, peer: str, extra: str = "peers") -> None:
         """Note that a framework is missing here, and which extra brings it."""
         self.note(f"{peer} is not installed: left out ({install(extra)})")
@@ -158,6 +170,14 @@ def ratio(sides: list[Side], over: str, under: str, bar: str = "") -> Ratio:
     by = {side.name: side for side in sides}
     pairs = zip(by[over].seconds, by[under].seconds, strict=True)
     return Ratio(over, under, [a / by[over].per / (b / by[under].per) for a, b in pairs], bar)
+
+
+def rlcli(*words: str, code: int = 0) -> str:
+    """Run a command in a process of its own; return what it printed, or raise where it ends with another exit code."""
+    done = subprocess.run([sys.executable, "-m", "rlcli", *words], capture_output=True, text=True)
+    if done.returncode != code:
+        raise ResourceError(f"rlcli {' '.join(words)} exited {done.returncode}", why=done.stderr.strip()[-400:])
+    return done.stdout
 
 
 def machine() -> dict[str, Any]:

@@ -8,8 +8,6 @@ comes with rlcli, and training one takes hours), and RGB pictures of CartPole as
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,15 +17,15 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from rlcli.bench.harness import Figure, Report, interleave, ratio
-from rlcli.bench.peers.storing import torchrl_bytes
+from rlcli.bench.harness import Figure, Report, interleave, ratio, rlcli
+from rlcli.bench.peers import torchrl_bytes
 from rlcli.bench.settings import env_problems
 from rlcli.build.env import build_env
 from rlcli.collectors import Collector
 from rlcli.config.compose import configure
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, full_next_obs
 from rlcli.data.storages import CompressedStorage
-from rlcli.errors import NumericsError, ResourceError
+from rlcli.errors import NumericsError
 from rlcli.keys import Key
 
 STACK = 4
@@ -98,12 +96,8 @@ def _bytes(buffer: TensorDictReplayBuffer) -> float:
 
 def _upstream(report: Report, name: str, batches: list[TensorDictBase], settings: dict[str, Any]) -> None:
     """Add bytes of a step in torchrl's tensor storage; a few hundred of them show it."""
-    if not settings["peers"]:
-        return
-    size = torchrl_bytes(full_next_obs(batches[0]).reshape(-1))
-    if size is None:
-        report.leave_out("torchrl")
-    else:
+    size = report.peer("torchrl", torchrl_bytes, full_next_obs(batches[0]).reshape(-1))
+    if size is not None:
         report.figures.append(Figure(f"{name}, torchrl", size, "B"))
 
 
@@ -277,10 +271,3 @@ def drawn(states: Tensor) -> Tensor:
     out[cart] = torch.tensor([40, 40, 40], dtype=torch.uint8)
     out[pole] = torch.tensor([202, 152, 101], dtype=torch.uint8)
     return out
-
-
-def rlcli(*words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "rlcli", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise ResourceError(f"rlcli {' '.join(words)} exited {done.returncode}", why=done.stderr.strip()[-400:])
-    return done.stdout

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from rlcli.bench.harness import Report, Side, interleave
+from rlcli.bench.harness import Report, Side, interleave, rlcli
 
 COMMANDS = {
     "rlcli --help": (["--help"], 0, 0.15),
@@ -20,19 +18,11 @@ COMMANDS = {
 def measure(settings: dict[str, Any]) -> Report:
     """Start each command in turns; its exit code is checked every time."""
     report = Report("start", settings, unit="command")
-    report.sides = interleave({name: _start(*spec[:2]) for name, spec in COMMANDS.items()}, settings["rounds"])
+    sides = {name: partial(rlcli, *words, code=code) for name, (words, code, _) in COMMANDS.items()}
+    report.sides = interleave(sides, settings["rounds"])
     for side in report.sides:
         report.checks[side.name] = _verdict(side)
     return report
-
-
-def _start(words: list[str], code: int) -> Callable[[], None]:
-    def start() -> None:
-        done = subprocess.run([sys.executable, "-m", "rlcli", *words], capture_output=True, text=True)
-        if done.returncode != code:
-            raise AssertionError(f"rlcli {' '.join(words)} exited {done.returncode}: {done.stderr}")
-
-    return start
 
 
 def _verdict(side: Side) -> str:

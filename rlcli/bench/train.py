@@ -15,9 +15,8 @@ from typing import Any
 from gymnasium import Space, spaces
 
 from rlcli.bench.harness import Figure, Report, interleave, ratio
-from rlcli.bench.peers.runs import sb3_run
+from rlcli.bench.peers import sb3_run
 from rlcli.config.compose import configure
-from rlcli.config.installed import install
 from rlcli.errors import ConfigError
 from rlcli.vec_envs.make import GymRecipe
 
@@ -51,10 +50,8 @@ def measure(settings: dict[str, Any]) -> Report:
     players: dict[str, list[Play]] = {OURS: [], SB3: []}
     with tempfile.TemporaryDirectory() as folder:
         sides = {OURS: lambda: players[OURS].append(_train(settings, Path(folder), len(players[OURS])))}
-        if settings["peers"] and sb3_run(settings, 0) is not None:
-            sides[SB3] = lambda: players[SB3].append(_peer(settings, len(players[SB3])))
-        elif settings["peers"]:
-            report.notes.append(f"stable-baselines3 is left out ({install('peers')})")
+        if report.peer("stable-baselines3", sb3_run, settings, 0) is not None:
+            sides[SB3] = lambda: players[SB3].append(sb3_run(settings, len(players[SB3]))())
         report.sides = interleave(sides, settings["rounds"], warmup=1)
         returns = {name: [play(EPISODES) for play in players[name]] for name in sides}
     if SB3 in sides:
@@ -92,12 +89,6 @@ def _figures(settings: dict[str, Any], returns: dict[str, list[float]]) -> list[
         won = statistics.fmean((x > y) + (x == y) / 2 for x in returns[OURS] for y in returns[SB3])
         figures.append(Figure("pairs of runs in which ours returns more (ties half)", 100 * won, "%", ">= 25"))
     return figures
-
-
-def _peer(settings: dict[str, Any], seed: int) -> Play:
-    learn = sb3_run(settings, seed)
-    assert learn is not None
-    return learn()
 
 
 def _configured(settings: dict[str, Any], folder: Path, seed: int) -> tuple[Any, list[str]]:

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from rlcli.bench import split
+from rlcli.bench import peers, split
 from rlcli.bench.bare_envs import Independent, busy
 from rlcli.bench.harness import Report, Side, fill, ratio
-from rlcli.bench.peers import workers as peers
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector, MultiSyncCollector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
@@ -84,14 +83,10 @@ class _Comparison:
         with ExitStack() as stack:
             others = {GYMNASIUM: peers.gymnasium_async(CARTPOLE, self.num)}
             stack.callback(others[GYMNASIUM].close)  # forked before there are pipes of ours that they would hold open
-            if self.settings["peers"]:
-                for name, make in {SB3: peers.sb3_subproc, TORCHRL: peers.torchrl_parallel}.items():
-                    peer = make(CARTPOLE, self.num)
-                    if peer is None:
-                        self.report.leave_out(name.split()[0])
-                    else:
-                        others[name] = peer
-                        stack.callback(peer.close)
+            for name, make in {SB3: peers.sb3_subproc, TORCHRL: peers.torchrl_parallel}.items():
+                if peer := self.report.peer(name.split()[0], make, CARTPOLE, self.num):
+                    others[name] = peer
+                    stack.callback(peer.close)
             sides = {name: partial(peer.step, steps) for name, peer in others.items()}
             timed = self._timed(sides | self._ours(stack, steps), steps)
             for name in others:
@@ -120,13 +115,9 @@ class _Comparison:
         steps = STEPS
         with ExitStack() as stack:
             sides = {}
-            if self.settings["peers"]:
-                peer = peers.torchrl_multi_sync(CARTPOLE, 2, self.num // 2, steps)
-                if peer is None:
-                    self.report.leave_out("torchrl")
-                else:
-                    stack.callback(peer.close)
-                    sides[MULTI_SYNC] = partial(peer.step, steps)
+            if peer := self.report.peer("torchrl", peers.torchrl_multi_sync, CARTPOLE, 2, self.num // 2, steps):
+                stack.callback(peer.close)
+                sides[MULTI_SYNC] = partial(peer.step, steps)
             one = self.make()
             actor = build_actor_critic(one.observation_spec, one.action_spec, hidden=(64, 64), generator=0).actor
             collectors: dict[str, Ours] = {

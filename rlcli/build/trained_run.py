@@ -30,14 +30,13 @@ from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.jobs.statistics import learned_by_transforms, restored_transforms
 from rlcli.modules import ActorCritic
 from rlcli.runs import checkpoint, random_streams
-from rlcli.runs.checkpoint import newest
+from rlcli.runs.checkpoint import Checkpoint, newest
 from rlcli.runs.folder import Run, note_new, open_run
 from rlcli.runs.session import released
 
 if TYPE_CHECKING:
     from rlcli.jobs.trained_policy import TrainedPolicy
     from rlcli.learning.evaluation import Evaluation
-    from rlcli.runs.checkpoint import Checkpoint
 
 KEPT = "policy"  # the folder, and what the weights are called in it
 SEEN = tuple(  # how the keys begin that decide observations
@@ -87,15 +86,12 @@ def _gym_env(e: EnvOptions, **kwargs: Any) -> Any:
 
 def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
     """Return the newest or the named checkpoint of a training run (`RUN:best`, `RUN:FRAMES`), and its own config."""
-    from rlcli.runs.checkpoint import load as read
-    from rlcli.runs.checkpoint import named, newest
-
-    kept = named(path)
+    kept = checkpoint.named(path)
     run = open_run(Path(path) if kept is None else kept.parents[1])
     if run.info.get("verb") != "train":
         raise ConfigError("only training runs hold a policy", where=str(path))
     check_imports(run)
-    saved = newest(run) if kept is None else read(kept)
+    saved = newest(run) if kept is None else checkpoint.load(kept)
     return saved, config_of(saved.manifest["config"])
 
 
@@ -192,7 +188,8 @@ def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | N
     if isinstance(cfg.policy, CheckpointOptions):
         found = _asked_for(cfg, cfg.policy.path)
         policy = _restored(cfg, env, found)
-        state: dict[str, Any] = {KEPT: found.state["policy"], "collector": _statistics(found.state)}
+        statistics = {"engine": {"transforms": learned_by_transforms(found.state)}}
+        state: dict[str, Any] = {KEPT: found.state["policy"], "collector": statistics}
         config = found.manifest["config"]
     else:
         built = build_policy(cfg, env)
@@ -220,7 +217,7 @@ def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
     return dataclasses.replace(cfg, policy=dataclasses.replace(cfg.policy, path=str(kept[-1])))
 
 
-def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) -> ActorCritic:
+def _restored(cfg: CollectConfig, env: EnvBase, found: Checkpoint) -> ActorCritic:
     if isinstance(cfg.policy, CheckpointOptions):
         learned = config_of(found.manifest["config"])
         try:
@@ -240,11 +237,7 @@ def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) ->
         return policy
 
 
-def _statistics(state: dict[str, Any]) -> dict[str, Any]:
-    return {"engine": {"transforms": learned_by_transforms(state)}}
-
-
-def _asked_for(cfg: CollectConfig, asked: str | None) -> checkpoint.Checkpoint:
+def _asked_for(cfg: CollectConfig, asked: str | None) -> Checkpoint:
     """Return the checkpoint that `policy.path` names, or the newest of the run that it names."""
     assert asked is not None
     path = checkpoint.named(asked) or Path(asked)

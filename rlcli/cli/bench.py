@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from rlcli.config.problem import raise_all, unknown
-
-if TYPE_CHECKING:
-    from rlcli.bench import Benches
+from rlcli.bench import BENCHES, Benches
+from rlcli.bench.settings import allowed
+from rlcli.cli.help import entry, page_width
+from rlcli.config.problem import raise_all, spell, unknown
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    from rlcli.bench import BENCHES
-
     return answer(BENCHES, words)
 
 
@@ -41,10 +38,6 @@ def _overview(benches: Benches) -> Iterator[str]:
 
 
 def _page_of(benches: Benches, name: str, words: Sequence[str]) -> Iterator[str]:
-    from rlcli.bench.settings import allowed
-    from rlcli.cli.help import entry, page_width
-    from rlcli.config.problem import spell
-
     yield f"usage: {benches.command} {name} [key=value ...]"
     yield ""
     yield f"Measures {benches.about[name]}. Every round is written to runs/bench/{name}.json."

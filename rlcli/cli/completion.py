@@ -12,6 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from rlcli.cli.flags import OF_EVERY_VERB
+from rlcli.cli.help import topics
+from rlcli.cli.job import flags_of
+from rlcli.cli.ls import WHAT
+from rlcli.cli.main import VERBS, runner
+from rlcli.config.choices import CHOICES
+from rlcli.config.option import find, groups, leaves
+from rlcli.config.recipes import choice_file, find_recipes, overridden, parents, shipped
+from rlcli.config.registry import choices
+from rlcli.config.schemas import VERBS as SCHEMAS
+from rlcli.config.schemas import read_by
 from rlcli.errors import ConfigError
 
 _SCRIPTS = {
@@ -78,8 +89,6 @@ def candidates(line: str) -> list[str]:
 
 
 def _offers(word: str, before: list[str]) -> Iterable[str]:
-    from rlcli.cli.main import VERBS
-
     if not before:
         return VERBS
     verb = before[0]
@@ -92,21 +101,15 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
     if verb in ("show", "plan") and len(before) > 1:
         return _of_job(before[1] if before[1] in ("train", "collect") else "train", word, before[1:])
     if verb == "cp" and len(before) == 1:
-        from rlcli.config.recipes import find_recipes
-
         return find_recipes()
     if verb in ("resume", "eval", "inspect", "verify", "prune"):
         return sorted(str(path.parent) for path in Path("runs").glob("**/config.json"))
     if verb == "help":
-        from rlcli.cli.help import topics
-
         return (*topics(), *VERBS)
     if verb == "ls":
-        from rlcli.cli.ls import WHAT
-
         return WHAT
     if verb == "bench":
-        from rlcli.bench import BENCHES
+        from rlcli.bench import BENCHES  # by way of checks it brings Hydra's grammar
 
         return BENCHES.about if len(before) == 1 else [f"{name}=" for name in BENCHES.settings.get(before[1], ())]
     return _SCRIPTS if verb == "completion" else ()
@@ -114,10 +117,6 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
 
 def _flags(verb: str) -> Iterator[str]:
     """Yield the flags of a verb: those of jobs, or of its usage, and every verb's."""
-    from rlcli.cli.flags import OF_EVERY_VERB
-    from rlcli.cli.job import flags_of
-    from rlcli.cli.main import runner
-
     if verb in ("train", "collect"):
         yield from (name for name in flags_of(verb).names if name.startswith("--"))
         return
@@ -128,12 +127,6 @@ def _flags(verb: str) -> Iterator[str]:
 
 
 def _of_job(verb: str, word: str, before: Sequence[str]) -> Iterator[str]:
-    from rlcli.config.option import groups, leaves
-    from rlcli.config.recipes import find_recipes
-    from rlcli.config.registry import choices
-    from rlcli.config.schemas import VERBS as SCHEMAS
-    from rlcli.config.schemas import read_by
-
     schema = SCHEMAS[verb]
     key, equals, _ = word.partition("=")
     if equals:
@@ -155,9 +148,6 @@ def _chosen(verb: str, words: Sequence[str]) -> dict[str, str]:
     """Return the choices of a command so far, group -> choice: those typed, its recipe's, and the defaults."""
     import yaml
 
-    from rlcli.config.choices import CHOICES
-    from rlcli.config.recipes import choice_file, find_recipes, overridden, parents, shipped
-
     def by_recipe(name: str) -> dict[str, str]:
         data = yaml.safe_load(recipes[name].path.read_text(encoding="utf-8")) if name in recipes else {}
         return {k: v for parent in parents(data) for k, v in by_recipe(parent).items()} | overridden(
@@ -174,10 +164,6 @@ def _chosen(verb: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def _values(schema: type, key: str) -> Iterable[str]:
-    from rlcli.config.option import find, groups
-    from rlcli.config.recipes import find_recipes
-    from rlcli.config.registry import choices
-
     if key == "recipe":
         return find_recipes()
     if key in groups(schema):

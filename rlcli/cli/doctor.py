@@ -6,7 +6,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlcli import __version__
@@ -15,7 +14,7 @@ from rlcli.config.installed import EXTRAS, gymnasium_problem, install
 from rlcli.errors import ConfigError
 from rlcli.processes.memory import free_memory, limits, size
 from rlcli.processes.process import cores
-from rlcli.runs.provenance import ALWAYS, LISTED
+from rlcli.runs.provenance import ALWAYS, LISTED, version_of
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
@@ -35,7 +34,8 @@ def _report() -> Iterator[str]:
     yield f"  {'python':<24} {platform.python_version()}  ({sys.executable})"
     optional = {name for packages in EXTRAS.values() for name in packages.values()}
     for name in (*ALWAYS, *(name for name in LISTED if name not in optional)):
-        yield f"  {name:<24} {_version(name) or 'not installed'}"
+        # rlcli may be run from its folder, without being installed
+        yield f"  {name:<24} {version_of(name) or (__version__ if name == 'rlcli' else 'not installed')}"
     if (old := gymnasium_problem()) is not None:
         yield f"  {old}"
     yield "machine"
@@ -45,16 +45,9 @@ def _report() -> Iterator[str]:
     yield from _devices()
     yield "extras"
     for extra, packages in EXTRAS.items():
-        present = [f"{name} {_version(name)}" for name in packages.values() if _version(name)]
+        present = [f"{name} {version_of(name)}" for name in packages.values() if version_of(name)]
         advice = "" if len(present) == len(packages) else install(extra)
         yield f"  {extra:<12} {', '.join(present) or 'not installed':<44} {advice}".rstrip()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return __version__ if name == "rlcli" else None  # run from its folder, without being installed
 
 
 def _machine() -> Iterator[str]:

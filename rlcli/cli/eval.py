@@ -9,6 +9,9 @@ from functools import partial
 
 from rlcli.cli.flags import read, run_folder
 from rlcli.cli.main import announced, loading
+from rlcli.config.problem import raise_all, unknown
+from rlcli.config.registry import choices
+from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
 
 USAGE = """\
@@ -60,10 +63,6 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 def _console(words: Sequence[str]) -> str:
     """Return the choice of `console=`, the only setting that playing episodes reads."""
-    from rlcli.config.problem import raise_all, unknown
-    from rlcli.config.registry import choices
-    from rlcli.config.schemas import Config
-
     chosen, allowed = "auto", choices(Config, "console")
     for word in words:
         key, _, chosen = word.partition("=")

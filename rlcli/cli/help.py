@@ -7,12 +7,15 @@ keys is written from the schema: `python -m rlcli.cli.help > rlcli/help/keys.md`
 from __future__ import annotations
 
 import functools
+import itertools
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rlcli.cli.main import HELP, runner
+from rlcli.cli.main import VERBS as KNOWN
 from rlcli.config.choices import CHOICES
 from rlcli.config.option import Leaf, doc, groups, leaves
 from rlcli.config.problem import Problem, did_you_mean, raise_all, spell
@@ -37,9 +40,6 @@ flags
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    from rlcli.cli.main import HELP, runner
-    from rlcli.cli.main import VERBS as KNOWN
-
     asked = [word for word in words if word not in ("-h", "--help")]
     if not asked or asked == ["help"]:
         print(HELP)
@@ -89,21 +89,22 @@ def keys_page() -> Iterator[str]:
     yield "last column names them."
     shown: set[str] = set()
     for verb, schema in VERBS.items():
-        heading: str | None = None
-        for leaf in leaves(schema).values():
-            group, when = leaf.key.rpartition(".")[0].split(".")[0], read_with(schema, leaf)
-            if leaf.key in shown or leaf.key == "recipe" or when is None:
-                continue
-            shown.add(leaf.key)
-            if group != heading:
-                heading = group
-                name = group or "top level"
-                yield f"\n## {name}" + ("" if verb == "train" else f", of `rlcli {verb}` only") + "\n"
-                if group:
-                    yield doc(schema, group) + "\n"
-                yield "| key | default | meaning | read |\n|---|---|---|---|"
-            allowed = choices(schema, group) if leaf.key == f"{group}.kind" else ()
-            yield _key_row(leaf, when, allowed)
+        for group, keys in _by_group(schema, shown):
+            yield f"\n## {group or 'top level'}" + ("" if verb == "train" else f", of `rlcli {verb}` only") + "\n"
+            if group:
+                yield doc(schema, group) + "\n"
+            yield "| key | default | meaning | read |\n|---|---|---|---|"
+            for leaf, when in keys:
+                shown.add(leaf.key)
+                yield _key_row(leaf, when, choices(schema, group) if leaf.key == f"{group}.kind" else ())
+
+
+def _by_group(schema: type, without: Container[str]) -> Iterator[tuple[str, list[tuple[Leaf, str]]]]:
+    """Yield each group ("" of keys without one) with the keys that a verb reads, and with which choices it does."""
+    read = ((leaf, read_with(schema, leaf)) for leaf in leaves(schema).values() if leaf.key not in without)
+    known = [(leaf, when) for leaf, when in read if when is not None and leaf.key != "recipe"]
+    for group, keys in itertools.groupby(known, lambda pair: pair[0].key.rpartition(".")[0].split(".")[0]):
+        yield group, list(keys)
 
 
 @functools.cache
@@ -153,17 +154,11 @@ def _page(verb: str, recipe_dirs: Sequence[str], width: int) -> Iterator[str]:
     for group in groups(schema):
         if f"{group}.kind" in leaves(schema):
             yield from _wrapped(group, choices(schema, group), width)
-    heading = None
-    for leaf in leaves(schema).values():
-        group = leaf.key.split(".")[0] if "." in leaf.key else ""
-        when = read_with(schema, leaf)
-        if leaf.key.endswith(".kind") or leaf.key == "recipe" or when is None:
-            continue
-        if group != heading:
-            heading = group
-            yield ""
-            yield f"{group}: {doc(schema, group)}" if group else "keys"
-        yield from _describe(leaf, when, width)
+    for group, keys in _by_group(schema, [key for key in leaves(schema) if key.endswith(".kind")]):
+        yield ""
+        yield f"{group}: {doc(schema, group)}" if group else "keys"
+        for leaf, when in keys:
+            yield from _describe(leaf, when, width)
 
 
 def _wrapped(name: str, values: Iterable[str], width: int) -> list[str]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from rlcli.cli.run_table import result_of
+from rlcli.config.compose import job_of_sweep
 from rlcli.errors import RlcliError, StoppedSafely, saying_memory, unforeseen
 from rlcli.runs.sweep import Sweep, SweepJob
 
@@ -55,9 +57,6 @@ class InTurn:
 
 def run_one(sweep: Sweep, job: SweepJob, start: Start) -> str:
     """Start a job, or resume its run; return what became of it, or an empty string where it has no run."""
-    from rlcli.cli.run_table import result_of
-    from rlcli.config.compose import job_of_sweep
-
     with sweep.claimed(job) as ours, saying_memory():
         state = sweep.state(job)
         if not ours or state == "done":

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.cli.flags import Flags, read, run_folder
+from rlcli.cli.help import print_help
 from rlcli.cli.main import loading
-from rlcli.config.schemas import VERBS
+from rlcli.config.option import find
+from rlcli.config.run_files import CONFIG, RUN, SWEEP, read_run_file
+from rlcli.config.schemas import VERBS, left_out
 from rlcli.errors import ConfigError, in_words
 
 
@@ -43,8 +46,6 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Do what the words ask of a verb: print help or the configuration, or `start` one job or several."""
     args = flags_of(verb).parse(words, "overrides")
     if args.help:
-        from rlcli.cli.help import print_help
-
         print_help(verb, recipe_dirs)
         return 0
     for flag, given in (("--resolve", args.resolve), ("--package KEY", args.package)):
@@ -77,8 +78,6 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
     from omegaconf.errors import OmegaConfBaseException
 
     from rlcli.config.compose import drop, whole_tree
-    from rlcli.config.option import find
-    from rlcli.config.schemas import left_out
 
     node = ready.job.node if part == "job" else whole_tree(ready)
     if part == "job":
@@ -119,7 +118,6 @@ def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         args := read("resume", words, RESUME, "path", "overrides*", "--force", rest="overrides", job={"type": int})
     ) is None:
         return 0
-    from rlcli.config.run_files import CONFIG, RUN, SWEEP, read_run_file
     from rlcli.config.validate import as_resumed
 
     path = run_folder(args.path, "resume")

@@ -14,8 +14,13 @@ from typing import Any
 
 from rlcli.cli.flags import read
 from rlcli.cli.run_table import COLUMNS, FIGURES, facts, table_of
+from rlcli.config import registry
+from rlcli.config.installed import has, known_ids
 from rlcli.config.problem import raise_all, unknown
+from rlcli.config.recipes import find_recipes
+from rlcli.config.registry import choices, users_names
 from rlcli.config.run_files import SWEEP
+from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
 
 USAGE = """\
@@ -84,9 +89,6 @@ def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
     if what == "recipes":
         yield from _recipes(recipe_dirs)
     elif what == "envs":
-        from rlcli.config.installed import has, known_ids
-        from rlcli.config.registry import users_names
-
         yield from (*users_names("env"), *sorted(known_ids()))
         if has("ale_py"):
             from rlcli.vec_envs.building import register_known
@@ -95,19 +97,12 @@ def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
             games = sum(name.startswith("ALE/") for name in known_ids())
             yield f"ALE/...: {games} games, such as ALE/Pong-v5 (env=atari)"
     elif what in CHOSEN:
-        from rlcli.config.registry import choices
-        from rlcli.config.schemas import Config
-
         yield from choices(Config, CHOSEN[what])
     else:
-        from rlcli.config import registry
-
         yield from sorted(registry.names(what.removesuffix("s")))
 
 
 def _recipes(recipe_dirs: Sequence[str]) -> Iterator[str]:
-    from rlcli.config.recipes import find_recipes
-
     width = shutil.get_terminal_size((110, 24)).columns
     yield "recipes (rlcli train recipe=NAME, rlcli cp NAME FILE)"
     for recipe in find_recipes(recipe_dirs).values():

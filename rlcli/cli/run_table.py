@@ -18,12 +18,8 @@ COLUMNS = ("run", "recipe", "env", "seed", "status", "frames", "result", "time",
 FIGURES = ("seed", "frames", "result", "time")
 
 
-def columns(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
-    """Yield a heading and a line a run; overrides in `common` are left out."""
-    yield from table_of(map(facts, runs), common)
-
-
 def table_of(those: Iterable[Mapping[str, Any]], common: Container[str] = ()) -> Iterator[str]:
+    """Yield a heading and a line for the `facts` of each run; overrides in `common` are left out."""
     table = [COLUMNS, *(_row(one, common) for one in those)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -55,10 +51,11 @@ def facts(run: Run) -> dict[str, Any]:
         status, data = "summary cannot be read", {}
     frames = _last_frames(run) if status == "running" else data.get("frames")
     seconds = _part(data, "throughput").get("seconds", data.get("seconds"))
-    result, learning = _result(data), _part(data, "learning")
-    evaluated = "mean_return" in _part(data, "evaluation")
+    evaluation, learning = _part(data, "evaluation"), _part(data, "learning")
+    evaluated = "mean_return" in evaluation
+    result = evaluation["mean_return"] if evaluated else learning.get("return")
     number = isinstance(result, int | float)
-    rate = (_part(data, "evaluation") if evaluated else learning).get("success_rate")
+    rate = (evaluation if evaluated else learning).get("success_rate")
     return {
         "run": str(run.path), "verb": info.get("verb"), "recipe": info.get("recipe"), "env": info.get("env"),
         "seed": info.get("seed"), "status": status, "created": info.get("created"),
@@ -104,10 +101,6 @@ def result_of(run: Run) -> str:
     kind = {"eval": "evaluation return", "train": "training return", None: ""}[one["result_of"]]
     result = f"{kind} {one['result']:.4g}" if kind else ""
     return ", ".join(text for text in (status, result, frames and f"{frames} frames", time) if text)
-
-
-def _result(data: Mapping[str, Any]) -> Any:
-    return _part(data, "evaluation").get("mean_return", _part(data, "learning").get("return"))
 
 
 def _last_frames(run: Run) -> object:

@@ -12,6 +12,10 @@ from typing import Any
 from rlcli.cli.flags import looked_at
 from rlcli.cli.job import print_cfg
 from rlcli.cli.main import announced, loading
+from rlcli.config.option import held, value_at
+from rlcli.config.problem import spell
+from rlcli.config.recipes import choice_file, lineage
+from rlcli.config.schemas import idle, in_words
 from rlcli.errors import ConfigError, RlcliError
 from rlcli.processes.memory import bytes_in
 
@@ -73,9 +77,6 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
 
 def _print_why(ready: Any) -> None:
     from rlcli.config.compose import holds
-    from rlcli.config.option import held, value_at
-    from rlcli.config.problem import spell
-    from rlcli.config.schemas import idle, in_words
 
     cfg, sources = ready.job.cfg, list(_sources(ready))
     rows, without = [], idle(cfg)
@@ -106,8 +107,6 @@ def _entropy_coeff(cfg: Any) -> str:
 
 def _sources(ready: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield every source of keys, the weakest first: choice files, recipes, the command line."""
-    from rlcli.config.recipes import choice_file, lineage
-
     chosen = ready.job.choices
     by_loss = choice_file("loss", str(chosen.get("loss")))[1]
     for group, choice in chosen.items():

@@ -25,6 +25,7 @@ from typing import Any, Literal
 from rlcli import errors
 from rlcli.cli.in_turn import FAIL_FAST, Start, run_one
 from rlcli.config import registry
+from rlcli.config.compose import job_of_sweep
 from rlcli.errors import ResourceError, RlcliError, StoppedSafely, unforeseen
 from rlcli.processes.memory import free_memory, size
 from rlcli.processes.process import cores
@@ -264,7 +265,6 @@ def _answer(sweep: Sweep, job: SweepJob, start: Start) -> dict[str, Any]:
 def _needed(sweep: Sweep, job: SweepJob) -> int:
     """Return the bytes of RAM that `rlcli plan` foretells; 0 where it cannot: the job itself will say why."""
     from rlcli.build.plan import plan
-    from rlcli.config.compose import job_of_sweep
 
     try:
         cfg = job_of_sweep(sweep.verb, sweep.recipes, job.words, job.number)

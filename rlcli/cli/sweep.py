@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.cli.in_turn import InTurn, Start, run_one
+from rlcli.cli.run_table import facts, means, shared, table_of
+from rlcli.cli.side_by_side import SideBySide, number_of
+from rlcli.cli.slurm import check_slurm, submit
+from rlcli.config import registry
+from rlcli.config.compose import SWEEP_FOLDER, holds, job_of_sweep
 from rlcli.config.overrides import expand
 from rlcli.config.problem import quoted
+from rlcli.config.resolved import from_dict
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, RlcliError, StoppedSafely
+from rlcli.runs.folder import sweep_folder
 from rlcli.runs.sweep import Sweep, need_same, note_sweep, open_sweep
 
 _NAMED = 8  # jobs that are listed one by one
@@ -23,8 +30,6 @@ _NAMED = 8  # jobs that are listed one by one
 
 def sweep(ready: Any, start: Start) -> None:
     """Run every job of a checked command, in a folder that notes them; raise the first error at the end."""
-    from rlcli.runs.folder import sweep_folder
-
     _check(ready.how)
     folder = Path(ready.folder) if ready.folder else sweep_folder(ready.verb)
     noted = note_sweep(folder, ready.verb, _jobs(ready, folder), ready.recipes)
@@ -41,8 +46,6 @@ def sweep(ready: Any, start: Start) -> None:
 
 def _check(how: Any) -> None:
     """Refuse a way of running jobs that there is not here."""
-    from rlcli.cli.slurm import check_slurm
-
     if how.launcher == "slurm":
         check_slurm(how.slurm)
         if how.fail_fast:
@@ -53,8 +56,6 @@ def _check(how: Any) -> None:
 
 def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
     """Return the overrides and the run folder of each job."""
-    from rlcli.config.compose import SWEEP_FOLDER, holds, job_of_sweep
-
     here = f"{SWEEP_FOLDER}={quoted(str(folder))}"
     about = (SWEEP_FOLDER, "sweep.")  # the sweep, and no job of it
     jobs = [
@@ -71,8 +72,6 @@ def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
 
 def resume_sweep(path: str, words: Sequence[str], start: Start, job: int | None = None) -> None:
     """Run the jobs of a sweep that never began, and resume those that stopped; or job number `job`."""
-    from rlcli.config.resolved import from_dict
-
     noted = open_sweep(path)
     if others := [word for word in words if not key_of(word).startswith("sweep.")]:
         raise ConfigError(f"the jobs of a sweep are what they were: {others[0]}", fix="Leave it out.")
@@ -89,9 +88,6 @@ def resume_sweep(path: str, words: Sequence[str], start: Start, job: int | None 
 
 def _run(sweep: Sweep, start: Start, how: Any) -> None:
     """Run the jobs that are left, one by one or side by side; say what is left then, or how all went."""
-    from rlcli.cli.side_by_side import SideBySide, number_of
-    from rlcli.cli.slurm import submit
-
     left = [job for job in sweep.jobs if sweep.state(job) != "done"]
     if how.launcher == "slurm" and left:
         array = submit(sweep, left, how.slurm, how.jobs)
@@ -116,11 +112,9 @@ def _run(sweep: Sweep, start: Start, how: Any) -> None:
 
 def _conclude(sweep: Sweep, errors: Mapping[int, RlcliError]) -> None:
     """Print the runs and the means over seeds; raise the first error, with their number."""
-    from rlcli.cli.run_table import columns, means, shared
-
     runs = [run for job in sweep.jobs if (run := sweep.run(job)) is not None]
     common = shared(runs)
-    for line in (*columns(runs, common), *means(runs, common)) if runs else ():
+    for line in (*table_of(map(facts, runs), common), *means(runs, common)) if runs else ():
         print(line)
     for number, error in sorted(errors.items()):
         error.what = f"{len(errors)} of {len(sweep.jobs)} jobs failed; job {number}: {error.what}"
@@ -129,8 +123,6 @@ def _conclude(sweep: Sweep, errors: Mapping[int, RlcliError]) -> None:
 
 def _say_left(sweep: Sweep) -> None:
     """Print the jobs that never began, and the command that runs them and resumes what stopped."""
-    from rlcli.config import registry
-
     waiting = [job for job in sweep.jobs if sweep.state(job) == "waiting"]
     common = set.intersection(*(set(job.words) for job in sweep.jobs))
     named = [f"  job {job.number}: {' '.join(w for w in job.words if w not in common)}" for job in waiting[:_NAMED]]

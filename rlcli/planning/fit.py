@@ -226,7 +226,9 @@ def _half(updates: Updates, recurrent: bool, plan: Plan, rows: int) -> Change:
 
 
 def _of_batches(run: Workload, plan: Plan, over: int) -> Iterator[Sequence[Change]]:
-    growing = _batches(plan) + sum(p.bytes for p in plan.peaks if p.stage == VALUES)
+    # the batch, the one before it, and the copy that minibatches are cut from
+    growing = sum(map(plan.component, (ROLLOUT, SPARE, MINIBATCHES)))
+    growing += sum(p.bytes for p in plan.peaks if p.stage == VALUES)
     if growing:
         rows = run.frames_per_batch * max(0.01, 1 - 1.02 * over / growing)
         if run.updates is not None and run.updates.draws == "batch":
@@ -234,11 +236,6 @@ def _of_batches(run: Workload, plan: Plan, over: int) -> Iterator[Sequence[Chang
         frames = max(1, int(rows // plan.lanes)) * plan.lanes
         if frames < plan.frames:
             yield [{"collector.frames_per_batch": frames}]
-
-
-def _batches(plan: Plan) -> int:
-    """Return the bytes of the batch, the one before it, and the copy that minibatches are cut from."""
-    return sum(map(plan.component, (ROLLOUT, SPARE, MINIBATCHES)))
 
 
 def _scaled(size: int, nbytes: int, over: int) -> int:

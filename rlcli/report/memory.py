@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from rlcli.keys import Key
 from rlcli.report.ledger import Claims, Ledger, LedgerEntry, batch_entries, learner_entries
 from rlcli.report.peaks import LargestPeak, ProcessPeak, device_peaks
+from rlcli.report.view import MemoryRow, memory_rows
 
 if TYPE_CHECKING:
     from rlcli.modules.recurrent.sequences import LargestSaved
-    from rlcli.report.view import MemoryRow
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,6 @@ class MemoryReport:
 
     def rows(self) -> list[MemoryRow]:
         """For a view."""
-        from rlcli.report.view import memory_rows
-
         measured = self._measured()
         measured["process"]["workers"] = self.expected.workers  # where the plan could not count the rest, too
         return memory_rows(self.ledger, self.obs_keys, measured, self.next_obs)

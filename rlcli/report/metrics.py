@@ -24,10 +24,10 @@ from rlcli.config import registry
 from rlcli.config.choices import CHOICES
 from rlcli.config.installed import has, install
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.report import events
 from rlcli.vec_envs.vec_env import SUCCESS
 
 if TYPE_CHECKING:
-    from rlcli.report.events import Guarded, Logger
     from rlcli.report.tally import Episode
 
 FRAMES = "frames"
@@ -41,22 +41,18 @@ class MetricsWriter:
         path: Path | str,
         *,
         resume_at: int | None = None,
-        logger: str | Logger = "none",
+        logger: str | events.Logger = "none",
         warn: Callable[[str], object] = warnings.warn,
     ) -> None:
-        self.path, self._resume_at, self._warn = Path(path), resume_at, warn
+        self.path, self._resume_at = Path(path), resume_at
         self._make = logger if callable(logger) else None
         if not callable(logger) and logger != "none" and wants_tensorboard(logger):
-            from rlcli.report import events
-
             self._make = events.EventsWriter
-        self._events: Guarded | None = None
+        self._events = events.Guarded(None, warn)
         self._begun = False
-        try:
+        with written(self.path):
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             self._inode = os.fstat(self._file.fileno()).st_ino
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
         if resume_at is None:
             self.begin()
 
@@ -66,21 +62,18 @@ class MetricsWriter:
             return
         self._begun = True
         try:
-            if self._resume_at is not None:
-                cut_back(self.path, self._resume_at)
-            if size := os.fstat(self._file.fileno()).st_size:  # a last line that a crash tore is ended
-                with open(self.path, "rb") as reader:
-                    reader.seek(size - 1)
-                    if reader.read(1) != b"\n":
-                        self._file.write(b"\n")
-            if self._make is not None:
-                from rlcli.report.events import Guarded
-
-                self._events = Guarded(self._make(self.path.parent, self._resume_at), self._warn)
-        except BaseException as error:
+            with written(self.path):
+                if self._resume_at is not None:
+                    cut_back(self.path, self._resume_at)
+                if size := os.fstat(self._file.fileno()).st_size:  # a last line that a crash tore is ended
+                    with open(self.path, "rb") as reader:
+                        reader.seek(size - 1)
+                        if reader.read(1) != b"\n":
+                            self._file.write(b"\n")
+                if self._make is not None:
+                    self._events.figures = self._make(self.path.parent, self._resume_at)
+        except BaseException:
             self._file.close()
-            if isinstance(error, OSError):
-                raise cannot_write(self.path, error) from error
             raise
 
     def write(self, record: Mapping[str, object]) -> None:
@@ -88,55 +81,40 @@ class MetricsWriter:
         self.begin()
         values = plain(record)
         data = json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        try:
+        with written(self.path, len(data)):
             if os.stat(self.path).st_ino != self._inode:
                 raise FileNotFoundError(2, "it was replaced by another file")
             start = os.fstat(self._file.fileno()).st_size
-            written = self._file.write(data)
-            if written != len(data):
-                self._write_rest(data, written or 0, start)
-        except OSError as error:
-            raise cannot_write(self.path, error, len(data)) from error
-        if self._events is not None:
-            self._events.write(int(values.get(FRAMES) or 0), {k: x for k, x in values.items() if k != FRAMES})
+            taken = self._file.write(data)
+            if taken != len(data):
+                self._write_rest(data, taken or 0, start)
+        self._events.write(int(values.get(FRAMES) or 0), {k: x for k, x in values.items() if k != FRAMES})
 
     def settings(self, settings: Mapping[str, object]) -> None:
         """Write the run's settings, key by key, for TensorBoard's page that compares runs."""
         self.begin()
-        if self._events is not None:
-            self._events("settings", settings)
+        self._events("settings", settings)
 
     def evaluation(self, frames: int, played: Mapping[str, object]) -> None:
         """Write the closing evaluation, which belongs to no iteration, to the logger."""
-        if self._events is not None:
-            self._events.write(frames, {"evaluation": {name.removeprefix("mean_"): x for name, x in played.items()}})
+        self._events.write(frames, {"evaluation": {name.removeprefix("mean_"): x for name, x in played.items()}})
 
     def flush(self) -> None:
         """Flush the logger and sync the file (before a checkpoint refers to it)."""
-        try:
+        with written(self.path):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
-        if self._events is not None:
-            self._events("flush")
+        self._events("flush")
 
     def close(self) -> None:
         self._file.close()
-        if self._events is not None:
-            self._events("close")
-            self._events = None
+        self._events("close")
+        self._events.figures = None
 
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _write_rest(self, data: bytes, written: int, start: int) -> None:
+    def _write_rest(self, data: bytes, taken: int, start: int) -> None:
         """Write the rest of a line that the disk took in part, or leave the file as it was."""
         try:
-            while written < len(data):
-                written += self._file.write(data[written:]) or 0
+            while taken < len(data):
+                taken += self._file.write(data[taken:]) or 0
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fileno(), start)
@@ -165,14 +143,12 @@ class EpisodeLog:
             for _ in islice(file, kept):
                 self.rows += 1
             end = file.tell()
-        try:
+        with written(self.path):
             os.truncate(self.path, end)
             if not same:
                 with open(self.path, encoding="utf-8", newline="") as file:
                     lines = [[row.get(name) or "" for name in self._header] for row in csv.DictReader(file)]
                 self._put([self._header, *lines], "wb")
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def write(self, episodes: Iterable[Episode], seconds: float) -> None:
         """Append episodes that ended at most `seconds` after the run began."""
@@ -196,11 +172,8 @@ class EpisodeLog:
 
     def _put(self, lines: Iterable[Sequence[object]], mode: str) -> None:
         data = _spelled(lines)
-        try:
-            with open(self.path, mode) as file:
-                file.write(data)
-        except OSError as error:
-            raise cannot_write(self.path, error, len(data)) from error
+        with written(self.path, len(data)), open(self.path, mode) as file:
+            file.write(data)
 
 
 def _spelled(lines: Iterable[Sequence[object]]) -> bytes:
@@ -268,19 +241,23 @@ def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
             yield offset, record if usable else None
 
 
-def cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:
-    """Return the error for a file of figures that the system refuses."""
-    why = error.strerror or str(error)
-    if error.errno == errno.ENOSPC:
-        from rlcli.data.files.disk import (
-            shortage,  # not above: it brings torch, which readers of metrics need not wait for
-        )
+@contextlib.contextmanager
+def written(path: Path, needed: int = 0) -> Iterator[None]:
+    """Turn what the system says of a file of figures into an error of ours; `needed` bytes were to be written."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        if error.errno == errno.ENOSPC:
+            from rlcli.data.files.disk import (
+                shortage,  # not above: it brings torch, which readers of metrics need not wait for
+            )
 
-        why += f": {shortage(path, needed)[0]}"
-    elif needed:
-        why += f"; {needed} bytes were to be written"
-    fix = "Free space, then resume the run; everything up to the last line is kept."
-    if error.errno == errno.ENOENT:
-        why = "the folder was removed or moved while the run was going on"
-        fix = "Put it back there and resume the run, or begin a new one."
-    return ResourceError("cannot write the metrics", where=str(path), why=why, fix=fix)
+            why += f": {shortage(path, needed)[0]}"
+        elif needed:
+            why += f"; {needed} bytes were to be written"
+        fix = "Free space, then resume the run; everything up to the last line is kept."
+        if error.errno == errno.ENOENT:
+            why = "the folder was removed or moved while the run was going on"
+            fix = "Put it back there and resume the run, or begin a new one."
+        raise ResourceError("cannot write the metrics", where=str(path), why=why, fix=fix) from error

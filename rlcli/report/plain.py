@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from rlcli.report import figures
+from rlcli.report import closing, figures
 from rlcli.report.clock import Spent
 from rlcli.report.figures import WIDTH, wrapped
 from rlcli.report.view import EVALUATION, MemoryRow, Snapshot, View, WorkerRow
@@ -126,8 +126,6 @@ class PlainView(View):
         self.say(wrapped(f"warning: {text}"))
 
     def report(self, summary: Mapping) -> None:
-        from rlcli.report import closing
-
         self.say(closing.to_text(summary))
 
     def close(self, snapshot: Snapshot | None = None) -> None:

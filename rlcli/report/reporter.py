@@ -25,20 +25,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tensordict import TensorDictBase
 
 from rlcli.config.run_files import EPISODES, METRICS
-from rlcli.errors import ConfigError
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
+from rlcli.report import closing
 from rlcli.report.clock import OTHER, Clock, Compiling, Spent
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport
 from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
 from rlcli.report.tally import Figure, Tally
-from rlcli.report.workers import Workers
+from rlcli.report.view import EVALUATION, Snapshot, View, shown
+from rlcli.report.workers import WorkerReadings, Workers
 from rlcli.vec_envs.vec_env import SUCCESS
 
 if TYPE_CHECKING:
     from rlcli.report.events import Logger
-    from rlcli.report.view import Snapshot, View
-    from rlcli.report.workers import WorkerReadings
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 
@@ -74,8 +73,8 @@ class Reporter:
         self.folder = None if folder is None else Path(folder)
         self.clock = Clock()
         self.tally, self.memory, self.workers = Tally(), MemoryReport(facts.obs_keys, facts.next_obs), Workers()
-        self._view = None if console == "off" else open_view(console, stream)
-        self.redraws = self._view is not None and self._view.redraws
+        self._view = open_view(console, stream)
+        self.redraws = self._view.redraws
         self._metrics = (
             None
             if self.folder is None
@@ -99,7 +98,7 @@ class Reporter:
                 self._metrics.settings(self.facts.settings)
         self.clock.start()
         self.memory.process.read()
-        if self._view is not None and self.redraws:
+        if self.redraws:
             self._view.show(self.snapshot())
 
     def batch(
@@ -122,24 +121,22 @@ class Reporter:
             done = batch.get(DONE, None) if done is None else done
             ended = self.tally.batch(frames, learning, reward=reward, done=done, **counted)
             last = self.tally.frames >= self.facts.total_frames
-            view = self._view
-            if view is not None and not (view.due() or last):  # an evaluation after the last one is said after its line
-                view = None
+            due = self._view.due() or last  # an evaluation after the last one is said after its line
             now = time.monotonic()
-            if view is not None or last or now >= self._next_ledger:
+            if due or now >= self._next_ledger:
                 self._next_ledger = now + LEDGER_EVERY
                 self.memory.read(batch, others)
             for text, times in self.workers.replaced(workers):
                 self.warn("workers", text, times)
-            if view is not None:
+            if due:
                 self.workers.read(workers, restarts)
         spent = self.clock.lap(frames)
         with self.clock(OTHER), self.clock("log"):
             if self._metrics is not None:
                 self._metrics.write(self._record(spent, ended))
             self._log_episodes()
-            if view is not None:
-                view.show(self.snapshot())
+            if due:
+                self._view.show(self.snapshot())
 
     def rest(self, frames: int, **counted: Any) -> None:
         """Count frames after the last report, for the summary alone: a resumed run reports them with those after."""
@@ -153,12 +150,11 @@ class Reporter:
             self._episode_log.write(ended, self.clock.elapsed())
 
     def say(self, text: str) -> None:
-        if self._view is not None:
-            self._view.say(text)
+        self._view.say(text)
 
     def warn(self, kind: str, text: str, count: int = 1) -> None:
         """Count a warning; its first text is shown once, the count at the end."""
-        if self.tally.warn(kind, text, count) and self._view is not None:
+        if self.tally.warn(kind, text, count):
             self._view.warn(text)
 
     def out_of_bounds(self, news: Iterable[tuple[str, str, int]], where: str = "") -> None:
@@ -174,8 +170,6 @@ class Reporter:
             self._episode_log.flush()
 
     def snapshot(self) -> Snapshot:
-        from rlcli.report.view import EVALUATION, Snapshot, shown
-
         facts, tally, episodes = self.facts, self.tally, self.tally.episodes
         infos = episodes.infos
         return Snapshot(
@@ -205,16 +199,13 @@ class Reporter:
 
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:
         """End the view, write summary.json and report.md with `facts`, print the report, return the summary."""
-        from rlcli.report import closing
-
         self.clock.lap()
         for key in self.facts.info_keys if self.tally.episodes.episodes else ():
             if key != SUCCESS and key not in self.tally.episodes.infos.get("info", {}):
                 self.tally.warn(
                     f"info {key}", f"env.info_keys: no episode ended with a number or flag {key!r} in its info"
                 )
-        if self._view is not None:
-            self._view.close(self.snapshot() if self.tally.frames else None)
+        self._view.close(self.snapshot() if self.tally.frames else None)
         if self._metrics is not None:  # first: the summary holds the warning where a logger fails
             played = facts.get("evaluation")
             self._metrics.evaluation(self.tally.frames, played if isinstance(played, Mapping) else {})
@@ -222,8 +213,7 @@ class Reporter:
         summary = self._summary(status, commands or {}) | facts
         if self.folder is not None:
             closing.write(self.folder, summary)
-        if self._view is not None:
-            self._view.report(summary)
+        self._view.report(summary)
         return summary
 
     def __enter__(self) -> Reporter:
@@ -233,8 +223,7 @@ class Reporter:
     def __exit__(self, *exc: object) -> None:
         """Give the terminal and the files back, whatever happened; says nothing."""
         self._compiling.__exit__(*exc)
-        if self._view is not None:
-            self._view.close()
+        self._view.close()
         if self._metrics is not None:
             self._metrics.close()
 
@@ -306,30 +295,21 @@ class Reporter:
 
 
 # ---- the view ------------------------------------------------------------------------------------------------------
-VIEWS = ("auto", "live", "plain", "off")
-
-
-def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
-    """Return the view that `console` means on this stream: "live", "plain" or "off"."""
-    stream = sys.stdout if stream is None else stream
-    if console not in VIEWS:
-        raise ConfigError(f"unknown console {console!r}", where="console", fix=f"Choose one of {', '.join(VIEWS)}.")
-    if console != "auto":
-        return console
-    draws = getattr(stream, "isatty", bool)() and os.environ.get("TERM", "") not in ("", "dumb")
-    encodes = (getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
-    return "live" if draws and encodes else "plain"
-
-
-def open_view(console: str = "auto", stream: TextIO | None = None) -> View | None:
-    """Build the view that `console` means on this stream (`sys.stdout` by default); None where nothing is shown."""
+def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
+    """Build the view that `console` means on this stream (`sys.stdout` by default); "off": one that shows nothing."""
     stream = sys.stdout if stream is None else stream
     if stream is None or console == "off":  # no stream: a program without a console
-        return None
-    if chosen(console, stream) == "live":
+        return View()
+    if console == "live" or (console == "auto" and draws(stream)):
         from rlcli.report.live import LiveView
 
         return LiveView(stream)
     from rlcli.report.plain import PlainView
 
     return PlainView(stream)
+
+
+def draws(stream: TextIO) -> bool:
+    """Say whether a stream is a terminal on which the live view can be drawn."""
+    encodes = (getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
+    return encodes and getattr(stream, "isatty", bool)() and os.environ.get("TERM", "") not in ("", "dumb")

@@ -163,10 +163,7 @@ class EpisodeStats:
     def load_state_dict(self, state: Mapping) -> None:
         self.episodes = int(state["episodes"])
         self.best = None if state["best"] is None else float(state["best"])
-        self._returns.clear()
-        self._returns.extend(state["returns"])
-        self._lengths.clear()
-        self._lengths.extend(state["lengths"])
+        self._returns, self._lengths = (deque(state[name], maxlen=WINDOW) for name in ("returns", "lengths"))
         self._infos.clear()
         for key, values in state.get("infos", {}).items():
             self._infos[key].extend(values)

@@ -117,7 +117,7 @@ def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
 
 
 class View:
-    """Base of views; `redraws`: a state is drawn over the last one, so at any time."""
+    """Base of views, which shows nothing; `redraws`: a state is drawn over the last one, so at any time."""
 
     redraws = False
 

@@ -6,25 +6,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    from rlcli.report.view import WorkerRow
-
-    class WorkerReadings(Protocol):
-        """Readings of a worker: `frames` so far, skipped ones included; `lag` in publications, None without weights."""
-
-        frames: int
-        lag: int | None
-        restarts: int
-        lost_frames: int
-        at_most: str  # said before them where they are not known
-        cause: str
-
+from rlcli.report.view import WorkerRow
 
 WINDOW = 5.0  # seconds that a rate looks back on
+
+
+class WorkerReadings(Protocol):
+    """Readings of a worker: `frames` so far, skipped ones included; `lag` in publications, None without weights."""
+
+    frames: int
+    lag: int | None
+    restarts: int
+    lost_frames: int
+    at_most: str  # said before them where they are not known
+    cause: str
 
 
 @dataclass(eq=False)
@@ -47,8 +44,6 @@ class Workers:
         self.restarts = sum(times for times, _ in restarts)
         if not workers:  # this process collects
             return
-        from rlcli.report.view import WorkerRow
-
         now, frames = self.now(), [worker.frames for worker in workers]
         while len(self._readings) > 1 and now - self._readings[1][0] >= WINDOW:
             self._readings.popleft()

@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 
+from rlcli import typed
 from rlcli.config import registry
 from rlcli.config.problem import spell
 from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
@@ -310,8 +311,8 @@ def run_command(verb: str, run: Run, *more: str, moved: str | None = None) -> st
 def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
     """Return the command that begins such a run anew, with overrides `more`, in another folder or the same."""
     instead = {word.partition("=")[0] for word in more}
-    typed = [word for word in run.info.get("overrides", []) if word.partition("=")[0] not in instead]
-    words = [word for word in typed if same_folder or not _names_the_folder(word)]
+    kept = [word for word in run.info.get("overrides", []) if word.partition("=")[0] not in instead]
+    words = [word for word in kept if same_folder or not _names_the_folder(word)]
     flags = registry.flags(run.info.get("packages", []), run.info.get("recipe_dirs", []))
     return shlex.join(["rlcli", str(run.info.get("verb")), *words, *more, *flags])
 
@@ -413,11 +414,9 @@ def locked(folder: Path | str) -> Iterator[None]:
 
 def read_holder(folder: Path | str) -> Holder | None:
     """Return the holder that the lock's text names, dead or alive; None without one."""
-    from rlcli.typed import Misfit, number, read_json, record, text, whole
-
     try:
-        found = read_json(Path(folder) / LOCK)
-        record(pid=whole(1, 1 << 31), host=text(), started=number(0), since=text())(found)
-    except (OSError, Misfit):  # nobody computes with it: the kernel knows who holds the folder
+        found = typed.read_json(Path(folder) / LOCK)
+        typed.record(pid=typed.whole(1, 1 << 31), host=typed.text(), started=typed.number(0), since=typed.text())(found)
+    except (OSError, typed.Misfit):  # nobody computes with it: the kernel knows who holds the folder
         return None
     return Holder(**found)

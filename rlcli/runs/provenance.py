@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
     """Return versions of Python, the platform and the installed ones of the packages above."""
     facts = {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine()}
     names = [*ALWAYS, *itertools.chain(*IF_LOADED.values()), *LISTED]
-    return facts | {name: version for name in names if (version := _version(name)) is not None}
+    return facts | {name: version for name in names if (version := version_of(name)) is not None}
 
 
 def surroundings(
@@ -74,7 +74,7 @@ def surroundings(
         if (module in sys.modules if like is None else name in like)
     ]
     roots = [package.partition(".")[0] for package in packages]
-    known = {name: version for name in (*ALWAYS, *names, *roots, *LISTED) if (version := _version(name)) is not None}
+    known = {name: version for name in (*ALWAYS, *names, *roots, *LISTED) if (version := version_of(name)) is not None}
     return facts | known
 
 
@@ -86,7 +86,7 @@ def decides_bits(name: str, was: str | None, now: str | None) -> bool:
 
 
 @cache  # looking all of them up takes 20 ms
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -23,6 +23,7 @@ from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.processes.lock import hold, let_go
 from rlcli.runs.folder import Run
 from rlcli.runs.provenance import decides_bits, versions
+from rlcli.typed import Misfit, read_json
 
 CLAIMS = "claims"
 
@@ -118,8 +119,6 @@ def note_sweep(path: Path, verb: str, jobs: Sequence[tuple[Sequence[str], str]],
 
 def open_sweep(path: Path | str) -> Sweep:
     """Return the sweep in a folder; DamagedDataError where its file is not as it was written."""
-    from rlcli.typed import Misfit, read_json
-
     file = Path(path) / SWEEP
     try:
         content = dict(read_json(file))

@@ -88,3 +88,14 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_before_and_after(tmp_path
 def test_a_figure_meets_its_bar_or_not():
     assert Figure("a", 29.0, "B", "<= 30").met and not Figure("a", 31.0, "B", "<= 30").met
     assert Figure("a", 5.0, "x", ">= 5").met and Figure("a", 1.0, "B").met is None
+
+
+def test_a_framework_that_is_not_here_is_left_out_with_a_note():
+    def absent(env_id: str):
+        raise ImportError(env_id)
+
+    report = Report("collect", {"peers": True}, unit="frame")
+    assert report.peer("nobody", str.upper, "a") == "A"
+    assert report.peer("nobody", absent, "a") is None
+    assert report.notes == ['nobody is not installed: left out (pip install "rlcli[peers]")']
+    assert Report("collect", {"peers": False}, unit="frame").peer("nobody", absent, "a") is None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rlcli.config.compose import plan
 from rlcli.config.option import value_at
-from rlcli.config.overrides import check_overrides, expand, listed
+from rlcli.config.overrides import check_overrides, expand
 from rlcli.config.words import parsed, plain, spelled
 from rlcli.errors import ConfigError
 
@@ -389,12 +389,12 @@ def test_what_was_given_to_one_key_stands_in_the_way_of_no_other_command():
     assert "invalid literal" in complaints("env.kwargs.a=[1]", "env.kwargs.a.x=2")
 
 
-def test_a_sweep_is_handed_on_with_the_values_that_were_drawn_and_matched():
+def test_values_that_are_drawn_or_matched_are_the_same_whenever_the_jobs_are_asked_for():
     ready = plan("train", ["seed=shuffle(range(0,9))", "recipe=glob(*ull)", "optim.lr=1e-3"], multirun=True)
-    seeds, recipe, lr = listed(ready.sweep)
-    assert (recipe, lr) == ("recipe=ppo_full", "optim.lr=1e-3")
-    assert [f"seed={n}" for n in seeds.partition("=")[2].split(",")] == [job[0] for job in expand(ready.sweep)]
-    assert sorted(seeds.partition("=")[2]) != list(seeds.partition("=")[2]) and len(seeds) == 22
+    jobs = expand(ready.sweep)
+    assert jobs == expand(ready.sweep) and all(job[1:] == ["recipe=ppo_full", "optim.lr=1e-3"] for job in jobs)
+    seeds = [job[0] for job in jobs]
+    assert sorted(seeds) == [f"seed={n}" for n in range(9)] != seeds
 
 
 @pytest.mark.parametrize("own", ["hydra.job.override_dirname", "hydra.runtime.cwd"])

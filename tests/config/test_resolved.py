@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
+from rlcli.config.validate import as_resumed
 from rlcli.config.words import spelled
 from rlcli.errors import ConfigError
 
@@ -59,6 +60,13 @@ def test_a_mapping_of_keys_changes_those_that_it_names():
 @pytest.mark.parametrize("word", ["recipe=ppo_pong", "optim=sgd", "optim={lr:1}", "env=atari"])
 def test_what_was_chosen_when_the_run_began_is_not_said_to_be_open_to_change(word):
     refused(ConfigError, "chosen", lambda: from_dict("train", through_json(Config()), [word]))
+
+
+def test_another_choice_is_told_beside_the_options_that_go_with_it():
+    words = ["optim=sgd", "optim.momentum=0.1"]
+    with pytest.raises(ConfigError) as refusal:
+        as_resumed("train", through_json(Config()), words, "config.json")
+    assert "optim was chosen" in str(refusal.value) and "unknown key 'optim.momentum'" in str(refusal.value)
 
 
 @pytest.mark.parametrize("choice", ["auto", "live", "plain", "off"])

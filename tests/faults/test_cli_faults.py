@@ -494,7 +494,8 @@ def test_a_disk_that_fills_up_in_the_log_ends_with_5_and_the_log_stays_whole(rlc
             fill(small, 0)
         lines.append(1)
         if len(lines) > 5:  # a log of one page grows within it: say what a log at the end of its page would
-            raise metrics.cannot_write(self.path, OSError(28, os.strerror(28)), 400)
+            with metrics.written(self.path, 400):
+                raise OSError(28, os.strerror(28))
         write(self, record)
 
     monkeypatch.setattr(metrics.MetricsWriter, "write", write_and_fill)

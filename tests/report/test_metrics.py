@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import closing
 
 import numpy as np
 import psutil
@@ -26,7 +27,7 @@ def strict(text: str):
 
 def test_figures_of_every_kind_become_strict_json(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as writer:
+    with closing(MetricsWriter(path)) as writer:
         writer.write(
             {
                 "frames": 10,
@@ -62,7 +63,7 @@ def test_a_record_is_there_as_soon_as_it_is_written(tmp_path):
 def test_a_resumed_run_continues_after_its_checkpoint(tmp_path, tail):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"frames": f}) + "\n" for f in (10, 20, 30, 40)) + tail)
-    with MetricsWriter(path, resume_at=20) as writer:
+    with closing(MetricsWriter(path, resume_at=20)) as writer:
         writer.write({"frames": 30, "again": True})
     assert strict(path.read_text()) == [{"frames": 10}, {"frames": 20}, {"frames": 30, "again": True}]
 
@@ -84,7 +85,7 @@ def test_every_cut_of_the_file_resumes_to_a_prefix(tmp_path):
 def test_a_torn_line_does_not_swallow_the_next(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"frames": 1}\n{"fra')
-    with MetricsWriter(path) as writer:
+    with closing(MetricsWriter(path)) as writer:
         writer.write({"frames": 2})
     assert read_metrics(path) == [{"frames": 1}, {"frames": 2}]
 
@@ -94,7 +95,7 @@ def test_a_full_disk_is_refused_with_the_bytes_needed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.symlink_to("/dev/full")
     with (
-        MetricsWriter(path) as writer,
+        closing(MetricsWriter(path)) as writer,
         refused(ResourceError, "left needed") as caught,
     ):
         writer.write({"frames": 1})
@@ -132,7 +133,7 @@ def test_a_line_that_only_half_fits_is_taken_back(tmp_path, monkeypatch):
 def test_a_folder_that_vanished_is_noticed(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with MetricsWriter(folder / "metrics.jsonl") as writer:
+    with closing(MetricsWriter(folder / "metrics.jsonl")) as writer:
         shutil.move(folder, tmp_path / "elsewhere")
         refused(ResourceError, "removed", lambda: writer.write({"frames": 1}))
 
@@ -159,10 +160,10 @@ def test_tensorboard_reads_back_what_a_resumed_run_kept(tmp_path, monkeypatch):
     # files of one second are read in the order of their names, in which a process's tenth comes before its ninth
     monkeypatch.setattr(event_file_writer, "_global_uid", type(event_file_writer._global_uid)(0))
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path, logger="tensorboard") as writer:
+    with closing(MetricsWriter(path, logger="tensorboard")) as writer:
         for frames in (10, 20, 30):
             writer.write({"frames": frames, "kl": frames / 10, "bad": float("nan"), "stages": {"env": 0.5}})
-    with MetricsWriter(path, logger="auto", resume_at=20) as writer:
+    with closing(MetricsWriter(path, logger="auto", resume_at=20)) as writer:
         writer.write({"frames": 30, "kl": 9.0})
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("learning/kl")] == [(10, 1.0), (20, 2.0), (30, 9.0)]
@@ -173,7 +174,7 @@ def test_tensorboard_gets_sections_the_settings_and_the_closing_evaluation(tmp_p
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with MetricsWriter(tmp_path / "metrics.jsonl", logger="tensorboard") as writer:
+    with closing(MetricsWriter(tmp_path / "metrics.jsonl", logger="tensorboard")) as writer:
         writer.settings({"env.id": "CartPole-v1", "optim.lr": 1e-3, "policy.hidden": [64, 64], "loss.target_kl": None})
         record = {
             "frames": 10,
@@ -221,7 +222,7 @@ def test_a_logger_that_raises_is_named_once_and_ends_nothing(tmp_path, method):
 
             return call
 
-    with MetricsWriter(tmp_path / "metrics.jsonl", logger=lambda *given: Mine(), warn=warned.append) as writer:
+    with closing(MetricsWriter(tmp_path / "metrics.jsonl", logger=lambda *given: Mine(), warn=warned.append)) as writer:
         writer.settings({"seed": 1})
         for frames in (1, 2):
             writer.write({"frames": frames})

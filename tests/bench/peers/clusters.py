@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from rlcli.bench.peers.collecting import torchrl_actor
+from rlcli.bench.peers import torchrl_actor
 
 
 def torchrl_cluster(env_id: str, workers: int, lanes: int, frames: int, *, ray: bool) -> Callable[[], Any] | None:
