@@ -318,15 +318,11 @@ class TensorDictVecEnv(VecEnv):
         return value.reshape(-1).tolist()
 
     def _stored(self, actions) -> torch.Tensor:
-        format = self.actions
-        loop = np.asarray(actions, format.dtype)
-        if format.encoded:
-            shape, dtype = format.stored
-            out = np.empty((self.n, *shape), dtype)
-            format.encode(loop, out)
-            loop = out
+        shape, dtype = self.actions.stored
+        stored = np.empty((self.n, *shape), dtype)
+        self.actions.store(np.asarray(actions), stored)
         spec = self.env.action_spec
-        return torch.from_numpy(np.array(loop)).reshape(spec.shape).to(spec.dtype)
+        return torch.from_numpy(stored).reshape(spec.shape).to(spec.dtype)
 
     def close(self) -> None:
         self.env.close()

@@ -277,11 +277,7 @@ class BoundFastActor(BoundActor):
             )  # fmt: skip
         column = data.get(ACTION)
         if column is not None:
-            across = taken.swapaxes(0, 1)  # [N, steps, *]
-            if actions.encoded:
-                actions.encode(across, column[:, first:last])
-            else:
-                column[:, first:last] = across
+            actions.store(taken.swapaxes(0, 1), column[:, first:last])  # [N, steps, *]
         log_prob_key = self.actor.function.log_prob_key
         if log_prob_key in data:
             params = tuple(param[first:last] for param in self.params)
@@ -350,12 +346,7 @@ class BoundRandom(BoundActor):
 
     def _store(self, drawn: np.ndarray, density: np.ndarray, each: bool, first: int, last: int) -> None:
         if self.action is not None:
-            column = self.action[:, first:last]
-            across = drawn.swapaxes(0, 1)  # [N, steps, *]
-            if self.actions.encoded:
-                self.actions.encode(across, column)
-            else:
-                column[...] = across
+            self.actions.store(drawn.swapaxes(0, 1), self.action[:, first:last])  # [N, steps, *]
         if self.log_prob is not None and self.key is not None:
             if not each and math.prod(self.shape) != 1:
                 raise ArgumentError(
