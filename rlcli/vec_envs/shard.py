@@ -165,7 +165,7 @@ class ShardWorker:
     def carry_out(self, kind: int, body: bytes) -> Any:
         """Carry out one order of the parent's."""
         if kind in (STEP, STEP_ON):
-            return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions, kind == STEP_ON)
+            return self.shard.step(self._step, 0, self.shard.actions, kind == STEP_ON)
         if kind == RESET:
             return self.shard.reset(self._reset, 0)
         name, args, settings = unpacked(body)
