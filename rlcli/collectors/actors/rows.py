@@ -163,14 +163,10 @@ class BoundFastActor(BoundActor):
         parameters += [p for cells in self.actor.cells if cells is not None for own in cells.weights() for p in own]
         return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
 
-    def fill_constants(self, first: int) -> None:
-        """Write the outputs that are the same at every step, from step `first` on."""
+    def _write_constants(self, first: int) -> None:
+        """Write the outputs that are the same at every step, from step `first` on, and check them once."""
         for key, scale in self.scales.items():
             self.kept[key][first:] = scale.value().detach()
-
-    def _check_constants(self, first: int) -> None:
-        """Check what is the same at every step once, before the first; the networks' outputs at every step."""
-        for key in self.scales:
             if not bool(torch.isfinite(self.kept[key][first:]).all()):
                 raise NumericsError(
                     f"the policy's {show(key)} is not finite", why="a weight is NaN or infinite",
@@ -188,8 +184,7 @@ class BoundFastActor(BoundActor):
     def _follow_weights(self, first: int) -> None:
         if self.version != self.actor.version or self._places() != self.seen:
             self._bind_weights()
-        self.fill_constants(first)
-        self._check_constants(first)
+        self._write_constants(first)
 
     def renew(self, t) -> None:
         self.actor.refresh()
@@ -220,37 +215,26 @@ class BoundFastActor(BoundActor):
             self.noise[t - self.first :] = self.actor.function.family.settled(self.drawn[t - self.first :], width)
 
     def _actor(self, first: int) -> Callable[[int], np.ndarray]:
-        forward, taken, params = self.forward, self.taken_rows, self.param_rows
-        noise = self.noise
-        family = self.actor.function.family
-        draw, mode = family.draw_rows, family.mode_rows
-
+        forward, taken, params, noise = self.forward, self.taken_rows, self.param_rows, self.noise
+        draw, mode = self.actor.function.family.draw_rows, self.actor.function.family.mode_rows
+        drawn = self.drawn is not None
+        masked = any(stage.is_plain(LogitMask) for stage in self.actor.function.stages)
         # x . 1 is finite unless x holds a NaN or an infinity: one call before every env step
         flat, ones, isfinite = self.flat_rows, np.ones(self.flat_rows[0].size, np.float32), math.isfinite
         more = self.more_rows if self.more_rows and self.more_rows[0] else None  # a deviation that the network computes
 
         def odd(t: int) -> bool:
-            return more is not None and any(not isfinite(row.dot(ones)) for row in more[t])
+            return masked or any(not isfinite(row.dot(ones)) for row in more[t])  # type: ignore[index]
 
-        def act_drawn(t: int) -> np.ndarray:
+        # what is masked is infinite at most steps: the family is asked at once
+        looks_on = masked or more is not None
+
+        def act(t: int) -> np.ndarray:
             forward(t)
-            if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
+            if (looks_on and odd(t)) or not isfinite(flat[t].dot(ones)):
                 self._check_odd(t)
-            return draw(params[t], noise[t - first], taken[t])
+            return draw(params[t], noise[t - first], taken[t]) if drawn else mode(params[t], taken[t])
 
-        def act_mode(t: int) -> np.ndarray:
-            forward(t)
-            if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
-                self._check_odd(t)
-            return mode(params[t], taken[t])
-
-        def act_masked(t: int) -> np.ndarray:  # what is masked is infinite at most steps: the family is asked at once
-            forward(t)
-            self._check_odd(t)
-            return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
-
-        masked = any(stage.is_plain(LogitMask) for stage in self.actor.function.stages)
-        act = act_masked if masked else act_mode if self.drawn is None else act_drawn
         loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
 
