@@ -142,20 +142,13 @@ class ActionFormat:
             return lambda actions: actions + self.start
         return np.array
 
-    def from_uniform(self, u: np.ndarray, *, each: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return random loop actions `[steps, lanes, *shape]` and log-densities, with `each` of every part."""
-        size = u.shape
-        steps, lanes = size[:2]
+    def from_uniform(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return random loop actions and the log-density of each of their parts, of `u` `[steps, lanes, *shape]`."""
         if self.kind == "box":
-            actions, density = self._draw_box(u)
-            return actions, density if each else density.reshape(steps, lanes, -1).sum(-1)
-        if self.kind == "multi_binary":
-            actions, options = (u < 0.5).astype(np.int8), list(self.sizes)
-        else:
-            options = list(self.nvec)
-            actions = (u * np.asarray(self.nvec).reshape(self.shape)).astype(np.int64)
-        parts = -np.log(np.asarray(options, np.float64))
-        return actions, np.full((steps, lanes), parts.sum()) if not each else np.full(size, parts.reshape(self.shape))
+            return self._draw_box(u)
+        options = np.reshape(self.sizes, self.shape)
+        actions = (u < 0.5).astype(np.int8) if self.kind == "multi_binary" else (u * options).astype(np.int64)
+        return actions, np.full(u.shape, -np.log(options.astype(np.float64)))
 
     def _draw_box(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.low.astype(np.float64), self.high.astype(np.float64)

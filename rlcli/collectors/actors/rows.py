@@ -312,33 +312,21 @@ class BoundRandom(BoundActor):
         self.action = columns.data.get(ACTION)
         self.key, self.shape = actor.log_prob_key, actor.log_prob_shape
         self.log_prob = None if self.key is None else columns.data.get(self.key)
-        self.first = 0
+        self.each = bool(self.shape) and self.shape == self.actions.shape  # one number a part
         key = actor.mask_key
         self.masks = None if key is None else [row.reshape(lanes, -1) for row in columns.rows[key]]
 
     def begin(self, noise, first, last) -> None:
-        each = bool(self.shape) and self.shape == self.actions.shape
-        shape = self.actions.shape
-        self.first = first
+        if self.log_prob is not None and not self.each and math.prod(self.shape) != 1:
+            raise ArgumentError(
+                f"the first frames' random actions have no {show(self.key)} like the policy's",
+                why=f"the policy writes {self.shape} numbers a step for an action of shape {self.actions.shape}",
+                fix="Use init_random_frames=0, or sum the policy's log-probabilities over the action.",
+            )
+        shape, self.first = self.actions.shape, first
         self.uniform = noise.peek(lambda generator, t: generator.random((t, *shape)), last - first, math.prod(shape))
-        drawn, density = self.actions.from_uniform(self.uniform, each=each)  # [steps, N, *] both
-        self.rows = list(drawn)
-        if self.masks is None:
-            self._store(drawn, density, each, first, last)
-        else:
-            self.drawn, self.density = drawn, np.empty(self.uniform.shape)
-
-    def _store(self, drawn: np.ndarray, density: np.ndarray, each: bool, first: int, last: int) -> None:
-        if self.action is not None:
-            self.actions.store(drawn.swapaxes(0, 1), self.action[:, first:last])  # [N, steps, *]
-        if self.log_prob is not None and self.key is not None:
-            if not each and math.prod(self.shape) != 1:
-                raise ArgumentError(
-                    f"the first frames' random actions have no {show(self.key)} like the policy's",
-                    why=f"the policy writes {self.shape} numbers a step for an action of shape {self.actions.shape}",
-                    fix="Use init_random_frames=0, or sum the policy's log-probabilities over the action.",
-                )
-            self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
+        self.drawn, self.density = self.actions.from_uniform(self.uniform)  # [steps, N, *] both
+        self.rows = list(self.drawn)
 
     def act(self, t: int):
         offset = t - self.first
@@ -349,8 +337,10 @@ class BoundRandom(BoundActor):
         return self.rows[offset]
 
     def end(self, first, last) -> None:
-        if self.masks is not None:
-            each = bool(self.shape) and self.shape == self.actions.shape
-            taken = slice(last - first)
-            density = self.density[taken] if each else self.density[taken].reshape(last - first, self.lanes, -1).sum(-1)
-            self._store(self.drawn[taken], density, each, first, last)
+        steps, taken = last - first, slice(last - first)
+        if self.action is not None:
+            self.actions.store(self.drawn[taken].swapaxes(0, 1), self.action[:, first:last])  # [N, steps, *]
+        if self.log_prob is not None:
+            density = self.density[taken]
+            density = density if self.each else density.reshape(steps, self.lanes, -1).sum(-1)
+            self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, steps, *self.shape)
