@@ -20,7 +20,7 @@ from rlcli.specs import TensorSpec
 from rlcli.transforms import by_name
 from rlcli.vec_envs.bounds import Bounds, strictest
 from rlcli.vec_envs.episodes import episode_seed
-from rlcli.vec_envs.gym_vec_env import GymVecEnv, innermost
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.vec_env import VecEnv
 
 Maker = str | Callable[[], EnvBase]
@@ -170,7 +170,7 @@ def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
             below = below.base_env
             inside.add(id(below))
         if isinstance(below, GymEnv):
-            inside.add(id(innermost(below.gym)))
+            inside.add(id(below.gym.unwrapped))
         refuse(
             seen & inside, "one env cannot be several", where=f"env {index}",
             why="its maker gave one that is there already", fix="Make a new env in every call.",

@@ -49,7 +49,7 @@ class GymVecEnv(ReplayableVecEnv):
                 if not isinstance(getattr(env, name, None), gym.Space):
                     raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
         refuse(
-            len({id(innermost(env)) for env in envs}) < len(envs), "one env object cannot serve as several envs",
+            len({id(env.unwrapped) for env in envs}) < len(envs), "one env object cannot serve as several envs",
             why="it would be stepped several times per step", fix="Give a function that makes a new env each time.",
         )  # fmt: skip
         first = envs[0]
@@ -302,13 +302,6 @@ def _whole(result: Any, names: tuple[str, ...]) -> Any:
         if bad is not None:
             raise bad
     return result
-
-
-def innermost(env: gym.Env) -> gym.Env:
-    """Return the env in all of its wrappers."""
-    while isinstance(env, gym.Wrapper):
-        env = env.env
-    return env
 
 
 def strip(env: gym.Env) -> tuple[gym.Env, int, list[Any]]:
