@@ -283,15 +283,15 @@ class _There(NamedTuple):
     number: int
     name: str
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call(self, method: str, *args: Any) -> Any:
         index = next(index for index, part in enumerate(self.env.parts) if self.number in part)
-        return self.env._each(name, {index: (self.number, self.name, *args)})[0]
+        return self.env._each("transform", {index: (self.number, self.name, method, *args)})[0]
 
     def state_dict(self) -> dict[str, Any]:
-        return self._call("state_of")
+        return self._call("state_dict")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._call("load_state_of", state)
+        self._call("load_state_dict", state)
 
     def modules(self) -> tuple[()]:
         """Return none: no scale here could be held still."""
@@ -356,11 +356,8 @@ class _Envs:
         given = [_tensordict(row, env, env.device) for row, env in zip(rows.values(), self.envs.values(), strict=True)]
         return [_plain(row) for row in self.stacked.step_each(given)]
 
-    def state_of(self, index: int, name: str) -> dict[str, Any]:
-        return dict(transforms_within(self.envs[index]))[name].state_dict()
-
-    def load_state_of(self, index: int, name: str, state: dict[str, Any]) -> None:
-        dict(transforms_within(self.envs[index]))[name].load_state_dict(state)
+    def transform(self, index: int, name: str, method: str, *args: Any) -> Any:
+        return getattr(dict(transforms_within(self.envs[index]))[name], method)(*args)
 
     def close(self) -> None:
         for env in self.envs.values():
