@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.collectors.actors.actor import ActorRunner
 from rlcli.collectors.actors.rows import BoundActor
 from rlcli.collectors.batch import (
     BatchPool,
@@ -36,7 +37,7 @@ from rlcli.collectors.finish import (
     fill_flags,
     fill_ids,
 )  # fmt: skip
-from rlcli.collectors.loop import BoundBatch, Holding, Masked
+from rlcli.collectors.loop import BoundBatch, Prepared
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import refuse_unknown
 from rlcli.collectors.wiring import Wired
@@ -358,14 +359,7 @@ class Rollout:
         step, reset = vec_env.bind(self.env_rows(rows))
         finals = FinalObservations({key: rows[key] for key in self.live if self._is_observed(key)})
         floats = [key for key, (_, dtype) in vec_env.schema.items() if dtype.kind == "f"]
-        actor, random = (runner.bind(columns, vec_env.n, self.states) for runner in (self.actor, self.random))
-        if keys := self.states.held(self.actor.states):
-            actor = Holding(actor, columns, keys)
-        if keys := self.states.held(self.random.states):
-            random = Holding(random, columns, keys)
-        if self.mask_key is not None:
-            sizes, masks = vec_env.actions.sizes, rows[self.mask_key]
-            actor, random = (Masked(bound, masks, sizes, self.mask_key) for bound in (actor, random))
+        actor, random = (self._ready(runner, columns) for runner in (self.actor, self.random))
         ops = self.row_ops(rows, columns.data)
         kept = {key: rows[key] for key in self.schema.states}
         states = KeptStates(kept, self.clock) if kept else None
@@ -376,6 +370,15 @@ class Rollout:
         )  # fmt: skip
         columns.settle()
         return batch
+
+    def _ready(self, runner: ActorRunner, columns: Columns) -> BoundActor:
+        """Return what acts on these rows, with what is to be done before."""
+        bound: BoundActor = runner.bind(columns, self.vec_env.n, self.states)
+        held = [columns.rows[key] for key in self.states.held(runner.states)]
+        if self.mask_key is None:
+            return Prepared(bound, held) if held else bound
+        masks = [row.reshape(len(row), -1) for row in columns.rows[self.mask_key]]
+        return Prepared(bound, held, masks, self.vec_env.actions.sizes, self.mask_key)
 
     def _finish(self, batch: BoundBatch, steps: int) -> tuple[dict[Key, np.ndarray], np.ndarray | None, list[Ended]]:
         """Return all columns of the batch, the env's own rewards where changed, and the ended episodes."""

@@ -122,7 +122,7 @@ class BoundAction(gym.Wrapper, gym.utils.RecordConstructorArgs):
         self.action_space = gym.spaces.Box(least, most, dtype=space.dtype.type)
 
 
-class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
+class LinearReward(gym.RewardWrapper, gym.utils.RecordConstructorArgs):
     """Weight and sum a reward vector, as envs of mo-gymnasium give it."""
 
     def __init__(self, env: gym.Env, weight: Sequence[float]) -> None:
@@ -130,10 +130,8 @@ class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
         super().__init__(env)
         self._weight = np.asarray(weight, np.float64)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward: Any
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, float(np.dot(self._weight, reward)), terminated, truncated, info
+    def reward(self, reward: Any) -> float:
+        return float(np.dot(self._weight, reward))
 
 
 class FireReset(gym.Wrapper, gym.utils.RecordConstructorArgs):

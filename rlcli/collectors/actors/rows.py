@@ -317,7 +317,7 @@ class BoundRandom(BoundActor):
         self.masks = None if key is None else [row.reshape(lanes, -1) for row in columns.rows[key]]
 
     def begin(self, noise, first, last) -> None:
-        if self.log_prob is not None and not self.each and math.prod(self.shape) != 1:
+        if self.log_prob is not None and self.key is not None and not self.each and math.prod(self.shape) != 1:
             raise ArgumentError(
                 f"the first frames' random actions have no {show(self.key)} like the policy's",
                 why=f"the policy writes {self.shape} numbers a step for an action of shape {self.actions.shape}",
