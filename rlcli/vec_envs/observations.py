@@ -47,7 +47,8 @@ class ObservationLeaf:
         if value.__class__ is not np.ndarray:
             value = as_array(value, f"a numpy array {shape} {self.dtype}")
         if value.shape != shape:
-            raise BadValue(f"shape {shape}", f"shape {value.shape}", _MEND)
+            kinds = f" {self.dtype}" if lanes else "", f" {value.dtype}" if lanes else ""
+            raise BadValue(f"shape {shape}{kinds[0]}", f"shape {value.shape}{kinds[1]}", _MEND)
         if not self.choices:
             return value if value.dtype == self.dtype else self.cast(value, count=count)
         index = value - self.start
