@@ -221,10 +221,4 @@ def _quantiles(u: np.ndarray) -> np.ndarray:
 
 
 def _ratio(of: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) -> np.ndarray:
-    """Divide two polynomials, by Horner's rule."""
-    first, second = (np.full(x.shape, coefficients[0]) for coefficients in of)
-    for value, coefficients in ((first, of[0]), (second, of[1])):
-        for coefficient in coefficients[1:]:
-            value *= x
-            value += coefficient
-    return first / second
+    return np.polyval(of[0], x) / np.polyval(of[1], x)
