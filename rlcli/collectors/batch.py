@@ -150,50 +150,38 @@ class BoundedRows(RowOp):
         self.vec_env = vec_env
         large = {key for key in keys if len(rows[key]) * rows[key][0].nbytes > ASIDE}
         self.each = [(key, rows[key]) for key in large]
-        self.copies = [_Copies(key, rows[key]) for key in keys if key not in large]
-        self._steps = [(copies.rows, copies.kept) for copies in self.copies]
+        self.copies = {key: (rows[key], np.empty_like(rows[key])) for key in keys if key not in large}
         self.begin()
 
     def begin(self) -> None:
         self.start, self.last = BatchStart.of(self.vec_env), 0
-        for copies in self.copies:
-            copies.resets = []
+        self.resets: dict[Key, list[tuple[int, int, np.ndarray]]] = {key: [] for key in self.copies}
 
     def step(self, t: int) -> None:
         self.last = t
-        for rows, kept in self._steps:
+        for rows, kept in self.copies.values():
             kept[t] = rows[t]
         for key, rows in self.each:
             self._look(key, rows[t], [(t, False, lane) for lane in range(self.vec_env.n)])
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
-        for copies in self.copies:
-            row = copies.rows[t]
-            copies.resets += [(t, lane, row[lane : lane + 1].copy()) for lane in lanes]
+        for key, (rows, _) in self.copies.items():
+            self.resets[key] += [(t, lane, rows[t][lane : lane + 1].copy()) for lane in lanes]
         for key, rows in self.each:
             self._look(key, rows[t][list(lanes)], [(t, True, lane) for lane in lanes])
 
     def end(self) -> None:
-        for copies in self.copies:
-            shown = copies.kept[1 : self.last + 1]
-            values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in copies.resets)])
-            if self.vec_env.bounds.intervals[copies.key].holds(values):
+        for key, (_, kept) in self.copies.items():
+            shown, resets = kept[1 : self.last + 1], self.resets[key]
+            values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in resets)])
+            if self.vec_env.bounds.intervals[key].holds(values):
                 continue
             times = [(t, False, lane) for t in range(1, self.last + 1) for lane in range(self.vec_env.n)]
-            self._look(copies.key, values, [*times, *((t, True, lane) for t, lane, _ in copies.resets)])
+            self._look(key, values, [*times, *((t, True, lane) for t, lane, _ in resets)])
 
     def _look(self, key: Key, values: np.ndarray, times: list[tuple[int, bool, int]]) -> None:
         if not self.vec_env.bounds.intervals[key].holds(values):
             self.vec_env.bounds.found(self.vec_env, key, values, times, self.start, self.vec_env.outcome.ends)
-
-
-class _Copies:
-    """Hold one key's copies: what each step gave, and what each reset gave."""
-
-    def __init__(self, key: Key, rows: list[np.ndarray]) -> None:
-        self.key, self.rows = key, rows
-        self.kept = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
-        self.resets: list[tuple[int, int, np.ndarray]] = []
 
 
 class RewardRows(RowOp):
