@@ -184,19 +184,6 @@ class BoundedRows(RowOp):
             self.vec_env.bounds.found(self.vec_env, key, values, times, self.start, self.vec_env.outcome.ends)
 
 
-class RewardRows(RowOp):
-    """Put each step's rewards into rows for the transforms that read them inside the loop."""
-
-    def __init__(self, vec_env: VecEnv, rows: list[np.ndarray]) -> None:
-        self.vec_env, self.rows = vec_env, rows
-
-    def step(self, t: int) -> None:
-        self.rows[t - 1][:, 0] = self.vec_env.rewards or self.vec_env.outcome.last_rewards(self.vec_env.n)
-
-    def reset(self, t: int, lanes: Sequence[int]) -> None:
-        """Do nothing: a reset has no reward."""
-
-
 # ---- recurrent states ------------------------------------------------------------------------------------------------
 class StateClock:
     """Count how long ago each lane's state was kept, from one batch to the next."""

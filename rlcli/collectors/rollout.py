@@ -23,7 +23,6 @@ from rlcli.collectors.batch import (
     FinalObservations,
     FiniteRows,
     KeptStates,
-    RewardRows,
     StateClock,
     columns_on,
 )  # fmt: skip
@@ -124,8 +123,12 @@ class Rollout:
             first.append(BoundedRows(self.vec_env, self.env_rows(rows), self.hidden_bounded))
         if not self.reward_rows:
             return [*first, *self.plan.bind(rows, self.vec_env.n)]
-        rewards = list(data[REWARD].swapaxes(0, 1))
-        return [*first, RewardRows(self.vec_env, rewards), *self.plan.bind({**rows, REWARD: rewards}, self.vec_env.n)]
+        rewards, vec_env = list(data[REWARD].swapaxes(0, 1)), self.vec_env
+
+        def pay(t: int) -> None:  # for the transforms that read rewards inside the loop
+            rewards[t - 1][:, 0] = vec_env.rewards or vec_env.outcome.last_rewards(vec_env.n)
+
+        return [*first, RowOp(pay), *self.plan.bind({**rows, REWARD: rewards}, vec_env.n)]
 
     # ---- episodes ----------------------------------------------------------------------------------------------
     def restart(self) -> None:
