@@ -21,7 +21,7 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.envs.base import SPECS, EnvBase
 from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again, recipe_of
-from rlcli.envs.serial import BatchedEnv, Stacked, brief, differing, made, one_each, transforms_within
+from rlcli.envs.serial import BatchedEnv, Stacked, differing, made, one_each, transforms_within
 from rlcli.errors import ArgumentError, EnvError, in_words
 from rlcli.keys import Key
 from rlcli.processes.channel import Channel, packed, unpacked
@@ -124,7 +124,7 @@ class ParallelEnv(BatchedEnv):
         for index, (_, other) in enumerate(given[1:], 1):
             for name in OPTIONS[:2]:
                 if other[name] != options[name]:
-                    raise differing(index, name, str(other[name]), str(options[name]))
+                    raise differing(index, name, other[name], options[name])
         vec_env = ParallelVecEnv(
             sent([recipe for recipe, _ in given]), **self._processes,
             categorical=options["categorical_action_encoding"], narrow=options["narrow"],
@@ -223,7 +223,7 @@ class Apart(Stacked, Owner):
             for part, (specs, _) in zip(self.parts, answers, strict=True):
                 for name in SPECS:
                     if specs[name] != answers[0][0][name]:
-                        raise differing(part.start, name, brief(specs[name]), brief(answers[0][0][name]))
+                        raise differing(part.start, name, specs[name], answers[0][0][name])
         except BaseException:
             self.close()
             raise

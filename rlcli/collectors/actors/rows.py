@@ -130,7 +130,12 @@ class BoundFastActor(BoundActor):
                 runs.append(stage.module.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
             elif not stage.is_plain(StateIndependentScale):
                 runs.append(_on_the_rows(stage, self.rows))
-        return runs[0] if len(runs) == 1 else _all(runs)
+
+        def forward(t: int) -> None:
+            for run in runs:
+                run(t)
+
+        return runs[0] if len(runs) == 1 else forward
 
     def _called(self) -> Callable[[int], None]:
         """Return `forward(t)`, which calls modules with what a tensordict of the step would hold."""
@@ -296,14 +301,6 @@ def _on_the_rows(stage: Stage, rows: Rows) -> Callable[[int], None]:
             take(key, value, target[t], torch.float32, t)
 
     return run
-
-
-def _all(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
-    def forward(t: int) -> None:
-        for run in runs:
-            run(t)
-
-    return forward
 
 
 class BoundRandom(BoundActor):
