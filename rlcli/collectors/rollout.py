@@ -192,7 +192,7 @@ class Rollout:
         """Continue from `state_dict`; return the envs that had to begin a new episode."""
         self.ids.restart_at(int(state["next_id"]))
         for part, position in zip((POLICY, RANDOM), state["noise"], strict=True):
-            self.noise[part].go_to(int(position))
+            self.noise[part].position = int(position)
         self.begun = bool(state["begun"])
         saved = state["transforms"]
         for name, transform in by_name(self.transforms).items():
@@ -466,14 +466,12 @@ class TorchStream:
         self.seed, self._state = seed, None
 
     def _put(self) -> None:
-        if self._state is None:
-            self._seed(self.seed % 2**63)
+        if self._state is not None:
+            torch.set_rng_state(self._state[0])
+            for device, state in zip(self._cuda, self._state[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
             return
-        torch.set_rng_state(self._state[0])
-        for device, state in zip(self._cuda, self._state[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
-
-    def _seed(self, seed: int) -> None:
+        seed = self.seed % 2**63
         torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would reseed every GPU too
         if self._cuda:
             with torch.cuda.device(self._device):

@@ -222,7 +222,7 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     shared = Bounds(intervals, strictest(vec_env.bounds.mode for vec_env in vec_envs), rounded)
     shared.begin_anew()
     for vec_env in vec_envs:
-        vec_env.share_bounds(shared)
+        vec_env.bounds = shared
     return shared
 
 

@@ -79,10 +79,6 @@ class VecEnv(Episodes):
         """Keep these numbers and flags of the `info` of steps that end an episode, beside `is_success`."""
         self.info_keys = tuple(dict.fromkeys((SUCCESS, *keys)))
 
-    def share_bounds(self, bounds: Bounds) -> None:
-        """Check observations by `bounds`, and count in it, as the envs do that are stepped beside this one."""
-        self.bounds = bounds
-
     def interrupt_by(self, check: Callable[[], object]) -> None:
         """Call `check`, which may raise, while a step waits for other processes."""
 
