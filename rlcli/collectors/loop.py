@@ -52,7 +52,7 @@ class BoundBatch:
                         done = self._truncate(t, cut, done)
                 if done:
                     if keep_finals:
-                        keep(t, done)
+                        keep(t, done, t + 1)
                     if not reset_when_done:
                         self.ended = True
                         return t + 1
