@@ -276,7 +276,7 @@ class Rollout:
         self.begun = False  # until the batch is whole, the carrier is not to be trusted
         seconds = Seconds() if timed else None
         started = time.perf_counter()
-        self.vec_env.expect_resets(self.options.reset_when_done)
+        self.vec_env.resets_follow = self.options.reset_when_done
         try:
             with self._guard():
                 for op in batch.row_ops:
@@ -293,7 +293,7 @@ class Rollout:
                 data, raw_reward, ends = self._finish(batch, taken)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
-            self.vec_env.expect_resets(False)
+            self.vec_env.resets_follow = False
             self.pool.give_back(batch)
         self.begun, self._left = True, self._place()
         if seconds is not None:

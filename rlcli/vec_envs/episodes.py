@@ -30,7 +30,7 @@ class Episodes:
     def __init__(self, n: int, limits: Sequence[int] | None = None) -> None:
         self.n = n
         self.clock = [0]  # steps so far
-        self.tried = [0]  # steps and resets of tries and replays
+        self.tried: Any = [0]  # steps and resets of tries and replays
         self.started = [0] * n  # clock at which each env's episode began
         self.episodes = [-1] * n  # index of each env's episode; -1 before the first
         self.seeds: list[int | None] = [None] * n  # given to each env last

@@ -100,7 +100,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             raise
         arrays = self._region.arrays
         if self.own is not None:
-            self.own.vec_env.share_counts(self.leaves, self.tried)
+            self.own.vec_env.leaves, self.own.vec_env.tried = self.leaves, self.tried
             self.own.attach(arrays)
         self._shared = {key: arrays["row", key][self._apart :] for key in self.schema}
         self._actions, self._rewards, self._flags = arrays["actions"], arrays["rewards"], arrays["flags"]

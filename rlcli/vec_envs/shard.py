@@ -191,8 +191,9 @@ class ShardWorker:
         region = Region(memory_of(n, workers, vec_env.schema, vec_env.actions), self.line.channel.receive_fd())
         region.forget_fd()
         cells = region.arrays["rounded"][index]
-        leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(vec_env.leaves, cells, strict=True)]
-        vec_env.share_counts(leaves, region.arrays["tried"][index : index + 1].data)
+        # what is rounded and tried is counted in memory that the parent sees, before rows are bound
+        vec_env.leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(vec_env.leaves, cells, strict=True)]
+        vec_env.tried = region.arrays["tried"][index : index + 1].data
         arrays = self.shard.attach(region.arrays)
         self._step, self._reset = vec_env.bind({key: [arrays["row", key]] * 2 for key in vec_env.schema})
         self.line.open(region.arrays["cells"][index], parent=False)
