@@ -131,11 +131,6 @@ class Rollout:
         return [*first, RowOp(pay), *self.plan.bind({**rows, REWARD: rewards}, vec_env.n)]
 
     # ---- episodes ----------------------------------------------------------------------------------------------
-    def restart(self) -> None:
-        """Begin a new episode in every lane, with new ids, from nothing."""
-        self._begin(list(range(self.vec_env.n)))
-        self.begun = True
-
     def _place(self) -> tuple[Any, ...]:
         """Return what changes with every step and reset of the env."""
         counted = self._counted
@@ -262,7 +257,7 @@ class Rollout:
         self.actor.refresh()
         with self._guard():
             if not self._goes_on():
-                self.restart()
+                self._begin(list(range(self.vec_env.n)))
             if self._waiting:
                 self._begin(self._waiting, new_ids=False)
         self.start = BatchStart.of(self.vec_env)
@@ -352,12 +347,10 @@ class Rollout:
         n = self.vec_env.n
         return self.bind({key: np.empty((n, steps, *f.shape), f.dtype) for key, f in self.columns().items()}, steps)
 
+    @torch.inference_mode(False)  # row tensors made in inference mode could not be trained on
     def bind(self, data: dict[Key, np.ndarray], steps: int) -> BoundBatch:
         """Return a batch on memory that is there, as `columns` says, with all that writes it bound to it."""
-        with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
-            return self._bound(columns_on(data, steps, self.live, self.carrier))
-
-    def _bound(self, columns: Columns) -> BoundBatch:
+        columns = columns_on(data, steps, self.live, self.carrier)
         vec_env, rows = self.vec_env, columns.rows
         step, reset = vec_env.bind(self.env_rows(rows))
         finals = FinalObservations({key: rows[key] for key in self.live if self._is_observed(key)})
