@@ -16,15 +16,17 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from rlcli.arguments import refuse
-from rlcli.collectors.options import CollectorOptions
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.specs.base import Device
+
+if TYPE_CHECKING:
+    from rlcli.collectors.options import CollectorOptions
 
 NOT_COPIED = (
     TypeError, RuntimeError, ValueError, AttributeError, NotImplementedError, copy.Error, pickle.PickleError,
