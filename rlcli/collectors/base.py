@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from rlcli import arguments
 from rlcli.arguments import refuse
-from rlcli.collectors.options import COUNTED, FIELDS, CollectorOptions, counted
+from rlcli.collectors.options import CALLED, COUNTED, FIELDS, CollectorOptions, counted
 from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
 from rlcli.weight_update.publisher import POLICY
@@ -89,6 +89,9 @@ class BaseCollector:
     _calls_hooks = True  # in this process
     _options: CollectorOptions
     _weights: Publisher
+    postproc: Callable[[TensorDictBase], TensorDictBase | None] | None
+    pre_collect_hook: Callable[[], Any] | None
+    post_collect_hook: Callable[[TensorDictBase], Any] | None
     replay_buffer: Any
     seed: int
     split_trajs: bool
@@ -96,10 +99,10 @@ class BaseCollector:
     update_at_each_batch: bool
 
     def __init__(self, options: CollectorOptions) -> None:
-        self._postproc, self.split_trajs = options.postproc, options.split_trajs
+        self.postproc, self.split_trajs = options.postproc, options.split_trajs
         self.trajectories = None if options.trajs_per_batch is None else options.trajectories()
         self.replay_buffer, self.extend_buffer = options.replay_buffer, options.extend_buffer
-        self._hooks = options.pre_collect_hook, options.post_collect_hook
+        self.pre_collect_hook, self.post_collect_hook = options.pre_collect_hook, options.post_collect_hook
         self._updater: WeightUpdaterBase | None = None
         if options.weight_updater is not None:
             self.weight_updater = options.weight_updater
@@ -111,6 +114,8 @@ class BaseCollector:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._no_attributes:
             raise ArgumentError(f"{name} of a {type(self).__name__} cannot be set anew", fix="Make a new collector.")
+        if name in CALLED:
+            arguments.callable_(name, value)
         super().__setattr__(name, counted(name, value) if name in COUNTED else value)
 
     def _collect(self, steps: int, timed: bool) -> Delivered:
@@ -482,33 +487,6 @@ class BaseCollector:
                 self.replay_buffer.add(piece[..., t], **member)
 
     # ---- what is called --------------------------------------------------------------------------------------------
-    @property
-    def postproc(self) -> Callable[[TensorDictBase], TensorDictBase | None] | None:
-        """See the top of the class."""
-        return self._postproc
-
-    @postproc.setter
-    def postproc(self, value: Callable[[TensorDictBase], TensorDictBase | None] | None) -> None:
-        self._postproc = arguments.callable_("postproc", value)
-
-    @property
-    def pre_collect_hook(self) -> Callable[[], Any] | None:
-        """Called before each batch."""
-        return self._hooks[0]
-
-    @pre_collect_hook.setter
-    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
-        self._set_hooks(arguments.callable_("pre_collect_hook", hook), self._hooks[1])
-
-    @property
-    def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
-        """Called with each batch."""
-        return self._hooks[1]
-
-    @post_collect_hook.setter
-    def post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
-        self._set_hooks(self._hooks[0], arguments.callable_("post_collect_hook", hook))
-
     def set_pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
         """Call `hook` before each batch from now on; where workers collect, in each of them."""
         self.pre_collect_hook = hook
@@ -517,12 +495,9 @@ class BaseCollector:
         """Call `hook` with each batch from now on; where workers collect, in each of them."""
         self.post_collect_hook = hook
 
-    def _set_hooks(self, before: Callable | None, after: Callable | None) -> None:
-        self._hooks = before, after
-
     @property
     def _hook(self) -> Callable[[TensorDictBase], Any] | None:
-        return self._hooks[1] if self._calls_hooks else None
+        return self.post_collect_hook if self._calls_hooks else None
 
     # ---- in the background -------------------------------------------------------------------------------------
     @functools.cached_property

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -73,38 +73,40 @@ def columns_on(data: dict[Key, np.ndarray], steps: int, live: Fields, carrier: d
     return Columns(steps, data, rows)
 
 
-class FinalObservations:
-    """Keep the true next observations of finished envs, copied before the reset overwrites them."""
+class KeptRows:
+    """Keep copies of some envs' rows, which a reset or the next step overwrites."""
 
     def __init__(self, rows: dict[Key, list[np.ndarray]]) -> None:
         self._rows = list(rows.items())
-        self.places: list[tuple[int, int]] = []
-        self.values: dict[Key, list[np.ndarray]] = {key: [] for key in rows}
-        self._stacked: dict[Key, np.ndarray] | None = None
+        self.clear()
 
     @classmethod
-    def of(cls, places: list[tuple[int, int]], values: dict[Key, np.ndarray]) -> FinalObservations:
+    def of(cls, places: list[tuple[int, int]], values: dict[Key, np.ndarray]) -> Self:
         """Return those that others have kept: `stacked` gives `values`."""
         made = cls({})
         made.places, made._stacked = places, values
         return made
 
     def clear(self) -> None:
-        self.places = []
-        self.values = {key: [] for key, _ in self._rows}
-        self._stacked = None
+        self.places: list[tuple[int, int]] = []
+        self._values: dict[Key, list[np.ndarray]] = {key: [] for key, _ in self._rows}
+        self._stacked: dict[Key, np.ndarray] | None = None
 
-    def keep(self, t: int, lanes: Sequence[int]) -> None:
-        """Copy row t+1 of these lanes: the real successors of step t."""
+    def keep(self, t: int, lanes: Sequence[int], row: int) -> None:
+        """Copy a row of these envs, as one of step t."""
         self.places += zip(repeat(t), lanes, strict=False)
         for key, rows in self._rows:
-            self.values[key].append(rows[t + 1].take(lanes, 0))  # a list as an index takes six times as long
+            self._values[key].append(rows[row].take(lanes, 0))  # a list as an index takes six times as long
 
     def stacked(self) -> dict[Key, np.ndarray]:
-        """Return key -> `[number of ends, *shape]`, in the order of `places`; for when the batch is over."""
+        """Return key -> `[kept rows, *shape]`, in the order of `places`; for when the batch is over."""
         if self._stacked is None:
-            self._stacked = {key: np.concatenate(parts) for key, parts in self.values.items()} if self.places else {}
+            self._stacked = {key: np.concatenate(parts) for key, parts in self._values.items()} if self.places else {}
         return self._stacked
+
+
+class FinalObservations(KeptRows):
+    """Keep the true next observations of finished envs, rows t+1 of steps t, before resets overwrite them."""
 
 
 class BatchPool:
@@ -150,63 +152,38 @@ class BoundedRows(RowOp):
         self.vec_env = vec_env
         large = {key for key in keys if len(rows[key]) * rows[key][0].nbytes > ASIDE}
         self.each = [(key, rows[key]) for key in large]
-        self.copies = [_Copies(key, rows[key]) for key in keys if key not in large]
-        self._steps = [(copies.rows, copies.kept) for copies in self.copies]
+        self.copies = {key: (rows[key], np.empty_like(rows[key])) for key in keys if key not in large}
         self.begin()
 
     def begin(self) -> None:
         self.start, self.last = BatchStart.of(self.vec_env), 0
-        for copies in self.copies:
-            copies.resets = []
+        self.resets: dict[Key, list[tuple[int, int, np.ndarray]]] = {key: [] for key in self.copies}
 
     def step(self, t: int) -> None:
         self.last = t
-        for rows, kept in self._steps:
+        for rows, kept in self.copies.values():
             kept[t] = rows[t]
         for key, rows in self.each:
             self._look(key, rows[t], [(t, False, lane) for lane in range(self.vec_env.n)])
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
-        for copies in self.copies:
-            row = copies.rows[t]
-            copies.resets += [(t, lane, row[lane : lane + 1].copy()) for lane in lanes]
+        for key, (rows, _) in self.copies.items():
+            self.resets[key] += [(t, lane, rows[t][lane : lane + 1].copy()) for lane in lanes]
         for key, rows in self.each:
             self._look(key, rows[t][list(lanes)], [(t, True, lane) for lane in lanes])
 
     def end(self) -> None:
-        for copies in self.copies:
-            shown = copies.kept[1 : self.last + 1]
-            values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in copies.resets)])
-            if self.vec_env.bounds.intervals[copies.key].holds(values):
+        for key, (_, kept) in self.copies.items():
+            shown, resets = kept[1 : self.last + 1], self.resets[key]
+            values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in resets)])
+            if self.vec_env.bounds.intervals[key].holds(values):
                 continue
             times = [(t, False, lane) for t in range(1, self.last + 1) for lane in range(self.vec_env.n)]
-            self._look(copies.key, values, [*times, *((t, True, lane) for t, lane, _ in copies.resets)])
+            self._look(key, values, [*times, *((t, True, lane) for t, lane, _ in resets)])
 
     def _look(self, key: Key, values: np.ndarray, times: list[tuple[int, bool, int]]) -> None:
         if not self.vec_env.bounds.intervals[key].holds(values):
             self.vec_env.bounds.found(self.vec_env, key, values, times, self.start, self.vec_env.outcome.ends)
-
-
-class _Copies:
-    """Hold one key's copies: what each step gave, and what each reset gave."""
-
-    def __init__(self, key: Key, rows: list[np.ndarray]) -> None:
-        self.key, self.rows = key, rows
-        self.kept = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
-        self.resets: list[tuple[int, int, np.ndarray]] = []
-
-
-class RewardRows(RowOp):
-    """Put each step's rewards into rows for the transforms that read them inside the loop."""
-
-    def __init__(self, vec_env: VecEnv, rows: list[np.ndarray]) -> None:
-        self.vec_env, self.rows = vec_env, rows
-
-    def step(self, t: int) -> None:
-        self.rows[t - 1][:, 0] = self.vec_env.rewards or self.vec_env.outcome.last_rewards(self.vec_env.n)
-
-    def reset(self, t: int, lanes: Sequence[int]) -> None:
-        """Do nothing: a reset has no reward."""
 
 
 # ---- recurrent states ------------------------------------------------------------------------------------------------
@@ -242,32 +219,25 @@ class KeptStates(RowOp):
     """Copy the rows that are kept from the states' scratch rows (key -> list of rows `[N, *shape]`) as they go by."""
 
     def __init__(self, rows: dict[Key, list[np.ndarray]], clock: StateClock) -> None:
-        self._rows, self._clock = list(rows.items()), clock
+        self._kept, self._clock = KeptRows(rows), clock
         self._all = list(range(len(clock.due)))
-        self._places: list[tuple[int, int]] = []
-        self._values: dict[Key, list[np.ndarray]] = {}
 
     def begin(self) -> None:
-        self._places, self._values = [], {key: [] for key, _ in self._rows}
-        self._keep(0, self._all)
+        self._kept.clear()
+        self._kept.keep(0, self._all, 0)
 
     def step(self, t: int) -> None:
         if due := self._clock.tick():
-            self._keep(t, due)
+            self._kept.keep(t, due, t)
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
         self._clock.restart(lanes)
-        self._keep(t, lanes)
-
-    def _keep(self, t: int, lanes: Sequence[int]) -> None:
-        self._places += [(t, lane) for lane in lanes]
-        for key, rows in self._rows:
-            self._values[key].append(rows[t].take(lanes, 0))
+        self._kept.keep(t, lanes, t)
 
     def kept(self, steps: int) -> Kept:
         """Return those of the first `steps` rows, in (lane, t) order; of a row that was kept twice the last counts."""
-        places = np.array(self._places, np.int64)
+        places = np.array(self._kept.places, np.int64)
         number = places[:, 1] * (steps + 1) + places[:, 0]
         last = len(number) - 1 - np.unique(number[::-1], return_index=True)[1]
         last = last[places[last, 0] < steps]
-        return {key: (places[last], np.concatenate(self._values[key])[last]) for key, _ in self._rows}
+        return {key: (places[last], values[last]) for key, values in self._kept.stacked().items()}

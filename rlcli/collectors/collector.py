@@ -22,7 +22,7 @@ from torch import nn
 
 from rlcli import arguments
 from rlcli.collectors.base import BaseCollector, called
-from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, place, synchronize
+from rlcli.collectors.devices import NOT_COPIED, own_copy, place, synchronize
 from rlcli.collectors.options import FIELDS, CollectorOptions, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import ActingModels
@@ -233,11 +233,7 @@ class Collector(BaseCollector):
                 undo.callback(env.close)  # if anything fails, nobody else can close what was made here
             self.env, self.delta, self.next_obs = with_transforms(env, policy, s)
             self.batched = bool(self.env.batch_size)
-            self.placement = place(
-                device=s.device if s.devices is None else one_device(s.devices), env_device=s.env_device,
-                policy_device=s.policy_device, storing_device=s.storing_device, env_own=self.env.device,
-                policy=policy, no_cuda_sync=s.no_cuda_sync,
-            )  # fmt: skip
+            self.placement = place(s, self.env.device, policy)
             self.seed = drawn_seed() if s.seed is None else s.seed
             self._path = array_path(self.env)
             self.vec_env = self._path[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from torch import nn
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.specs.base import Device
+
+if TYPE_CHECKING:
+    from rlcli.collectors.options import CollectorOptions
 
 NOT_COPIED = (
     TypeError, RuntimeError, ValueError, AttributeError, NotImplementedError, copy.Error, pickle.PickleError,
@@ -84,23 +87,21 @@ def one_device(devices: Any) -> Device:
     return listed[0]
 
 
-def place(
-    *, device=None, env_device=None, policy_device=None, storing_device=None, env_own: torch.device | None = None,
-    policy: Any = None, no_cuda_sync=False,
-) -> Placement:  # fmt: skip
-    """Resolve the device arguments of a collector: each before `device`; without any, env and policy stay in place."""
-    env = resolve(env_device if env_device is not None else device) or env_own
-    acting = resolve(policy_device if policy_device is not None else device)
+def place(options: CollectorOptions, env_own: torch.device | None = None, policy: Any = None) -> Placement:
+    """Resolve a collector's devices: each before `device`; without any, env (on `env_own`) and policy stay in place."""
+    of_all = options.device if options.devices is None else one_device(options.devices)
+    named = options.env_device, options.policy_device, options.storing_device
+    env, acting, storing = (resolve(of_all if device is None else device) for device in named)
+    env = env or env_own
     if acting is None and isinstance(policy, nn.Module):  # the accelerator that it lies on
         places = {tensor.device for tensor in [*policy.parameters(), *policy.buffers()]}
         acting = next((device for device in places if device.type != "cpu"), None)
         if acting is not None and len(places) > 1:
             raise ArgumentError("the policy lies on several devices", fix="Say which one acts: policy_device=...")
-    storing = resolve(storing_device if storing_device is not None else device)
     if storing is None and acting == env:
         storing = env
     elsewhere = [device is not None and device.type != "cpu" for device in (acting, storing)]
-    return Placement(env, acting, storing, no_cuda_sync, *elsewhere)
+    return Placement(env, acting, storing, options.no_cuda_sync, *elsewhere)
 
 
 # ---- the policy on its device ---------------------------------------------------------------------------------------

@@ -37,24 +37,20 @@ Shares: TypeAlias = tuple[tuple[range, int], ...]
 class TrajectoryPool:
     """Count trajectory ids under a lock, from `first` by `stride`: disjoint in B processes."""
 
-    def __init__(self, first: int = 0, lock=None, *, stride: int = 1) -> None:
-        self._first = self._next = first
+    def __init__(self, first: int = 0, *, stride: int = 1) -> None:
+        self._first = self.next_id = first
         self._stride = stride
-        self._lock = lock or threading.Lock()
-
-    @property
-    def next_id(self) -> int:
-        return self._next
+        self._lock = threading.Lock()
 
     def restart_at(self, first: int) -> None:
         """Go on at `first`, or the next id from there on that is this pool's, as a resumed run does."""
         with self._lock:
-            self._next = first + (self._first - first) % self._stride
+            self.next_id = first + (self._first - first) % self._stride
 
     def get_traj_and_increment(self, n: int = 1) -> np.ndarray:
         with self._lock:
-            first = self._next
-            self._next += n * self._stride
+            first = self.next_id
+            self.next_id += n * self._stride
         return np.arange(first, first + n * self._stride, self._stride)
 
 

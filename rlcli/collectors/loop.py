@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from rlcli.collectors.actors.rows import BoundActor
 from rlcli.collectors.batch import Columns, FinalObservations, FiniteRows, KeptStates
 from rlcli.errors import NumericsError
-from rlcli.keys import Key, spell
+from rlcli.keys import spell
 from rlcli.modules.masks import refuse_no_option
 from rlcli.transforms import RowOp
 from rlcli.vec_envs.vec_env import VecEnv
@@ -51,7 +52,7 @@ class BoundBatch:
                         done = self._truncate(t, cut, done)
                 if done:
                     if keep_finals:
-                        keep(t, done)
+                        keep(t, done, t + 1)
                     if not reset_when_done:
                         self.ended = True
                         return t + 1
@@ -76,30 +77,20 @@ class BoundBatch:
         return over
 
 
-class Masked(BoundActor):
-    """Ask an actor for no action where the mask, rows `[N, *]`, allows none; `sizes`: the options of each choice."""
+class Prepared(BoundActor):
+    """Hold rows from each step to the next, and refuse masks that allow no action, before an actor acts."""
 
-    def __init__(self, bound: BoundActor, rows: Sequence[np.ndarray], sizes: Sequence[int], key: Key) -> None:
-        self.bound, self.rows, self.sizes, self.key = bound, [row.reshape(len(row), -1) for row in rows], sizes, key
+    def __init__(
+        self, bound: BoundActor, held: list[list[np.ndarray]], masks: Sequence[np.ndarray] = (),
+        sizes: Sequence[int] = (), key: Any = None,
+    ) -> None:  # fmt: skip
+        self.bound, self.held, self.masks, self.sizes, self.key = bound, held, masks, sizes, key
         self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
 
     def act(self, t: int):
-        if not self.rows[t].all():  # the usual end of it where nothing is forbidden
-            refuse_no_option(self.rows[t], self.sizes, self.key, f"step {t} of the batch; the env was not stepped")
-        action = self.bound.act(t)
-        self.written = self.bound.written
-        return action
-
-
-class Holding(BoundActor):
-    """Copy the rows of `keys` from each step to the next before an actor acts."""
-
-    def __init__(self, bound: BoundActor, columns: Columns, keys: Iterable[Key]) -> None:
-        self.bound, self.rows = bound, [columns.rows[key] for key in keys]
-        self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
-
-    def act(self, t: int):
-        for rows in self.rows:
+        if self.masks and not self.masks[t].all():  # the usual end of it where nothing is forbidden
+            refuse_no_option(self.masks[t], self.sizes, self.key, f"step {t} of the batch; the env was not stepped")
+        for rows in self.held:
             rows[t + 1][...] = rows[t]
         action = self.bound.act(t)
         self.written = self.bound.written

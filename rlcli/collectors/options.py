@@ -36,6 +36,8 @@ def counted(name: str, value: Any, least: int | None = None) -> int:
 
 
 COUNTED = "frames_per_batch", "total_frames", "init_random_frames"  # may be set anew between two batches
+HOOKS = "pre_collect_hook", "post_collect_hook"
+CALLED = "postproc", *HOOKS  # likewise
 WORKER, EACH, PARENT = "worker", "each", "parent"  # scopes: all workers alike, a list has one for each, none
 
 
@@ -117,7 +119,7 @@ class CollectorOptions:
                "device and devices are two names for one thing", fix="Give one of them.")  # fmt: skip
         if self.trajs_per_batch is not None:
             object.__setattr__(self, "trajs_per_batch", arguments.count("trajs_per_batch", self.trajs_per_batch, None))
-        for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+        for name in CALLED:
             arguments.callable_(name, getattr(self, name))
         buffer, used = self.replay_buffer, "extend" if self.extend_buffer else "add"
         refuse(buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))),

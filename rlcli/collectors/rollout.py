@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.collectors.actors.actor import ActorRunner
 from rlcli.collectors.actors.rows import BoundActor
 from rlcli.collectors.batch import (
     BatchPool,
@@ -22,7 +23,6 @@ from rlcli.collectors.batch import (
     FinalObservations,
     FiniteRows,
     KeptStates,
-    RewardRows,
     StateClock,
     columns_on,
 )  # fmt: skip
@@ -36,7 +36,7 @@ from rlcli.collectors.finish import (
     fill_flags,
     fill_ids,
 )  # fmt: skip
-from rlcli.collectors.loop import BoundBatch, Holding, Masked
+from rlcli.collectors.loop import BoundBatch, Prepared
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import refuse_unknown
 from rlcli.collectors.wiring import Wired
@@ -123,15 +123,14 @@ class Rollout:
             first.append(BoundedRows(self.vec_env, self.env_rows(rows), self.hidden_bounded))
         if not self.reward_rows:
             return [*first, *self.plan.bind(rows, self.vec_env.n)]
-        rewards = list(data[REWARD].swapaxes(0, 1))
-        return [*first, RewardRows(self.vec_env, rewards), *self.plan.bind({**rows, REWARD: rewards}, self.vec_env.n)]
+        rewards, vec_env = list(data[REWARD].swapaxes(0, 1)), self.vec_env
+
+        def pay(t: int) -> None:  # for the transforms that read rewards inside the loop
+            rewards[t - 1][:, 0] = vec_env.rewards or vec_env.outcome.last_rewards(vec_env.n)
+
+        return [*first, RowOp(pay), *self.plan.bind({**rows, REWARD: rewards}, vec_env.n)]
 
     # ---- episodes ----------------------------------------------------------------------------------------------
-    def restart(self) -> None:
-        """Begin a new episode in every lane, with new ids, from nothing."""
-        self._begin(list(range(self.vec_env.n)))
-        self.begun = True
-
     def _place(self) -> tuple[Any, ...]:
         """Return what changes with every step and reset of the env."""
         counted = self._counted
@@ -188,7 +187,7 @@ class Rollout:
         """Continue from `state_dict`; return the envs that had to begin a new episode."""
         self.ids.restart_at(int(state["next_id"]))
         for part, position in zip((POLICY, RANDOM), state["noise"], strict=True):
-            self.noise[part].go_to(int(position))
+            self.noise[part].position = int(position)
         self.begun = bool(state["begun"])
         saved = state["transforms"]
         for name, transform in by_name(self.transforms).items():
@@ -258,7 +257,7 @@ class Rollout:
         self.actor.refresh()
         with self._guard():
             if not self._goes_on():
-                self.restart()
+                self._begin(list(range(self.vec_env.n)))
             if self._waiting:
                 self._begin(self._waiting, new_ids=False)
         self.start = BatchStart.of(self.vec_env)
@@ -272,7 +271,7 @@ class Rollout:
         self.begun = False  # until the batch is whole, the carrier is not to be trusted
         seconds = Seconds() if timed else None
         started = time.perf_counter()
-        self.vec_env.expect_resets(self.options.reset_when_done)
+        self.vec_env.resets_follow = self.options.reset_when_done
         try:
             with self._guard():
                 for op in batch.row_ops:
@@ -289,7 +288,7 @@ class Rollout:
                 data, raw_reward, ends = self._finish(batch, taken)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
-            self.vec_env.expect_resets(False)
+            self.vec_env.resets_follow = False
             self.pool.give_back(batch)
         self.begun, self._left = True, self._place()
         if seconds is not None:
@@ -348,24 +347,15 @@ class Rollout:
         n = self.vec_env.n
         return self.bind({key: np.empty((n, steps, *f.shape), f.dtype) for key, f in self.columns().items()}, steps)
 
+    @torch.inference_mode(False)  # row tensors made in inference mode could not be trained on
     def bind(self, data: dict[Key, np.ndarray], steps: int) -> BoundBatch:
         """Return a batch on memory that is there, as `columns` says, with all that writes it bound to it."""
-        with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
-            return self._bound(columns_on(data, steps, self.live, self.carrier))
-
-    def _bound(self, columns: Columns) -> BoundBatch:
+        columns = columns_on(data, steps, self.live, self.carrier)
         vec_env, rows = self.vec_env, columns.rows
         step, reset = vec_env.bind(self.env_rows(rows))
         finals = FinalObservations({key: rows[key] for key in self.live if self._is_observed(key)})
         floats = [key for key, (_, dtype) in vec_env.schema.items() if dtype.kind == "f"]
-        actor, random = (runner.bind(columns, vec_env.n, self.states) for runner in (self.actor, self.random))
-        if keys := self.states.held(self.actor.states):
-            actor = Holding(actor, columns, keys)
-        if keys := self.states.held(self.random.states):
-            random = Holding(random, columns, keys)
-        if self.mask_key is not None:
-            sizes, masks = vec_env.actions.sizes, rows[self.mask_key]
-            actor, random = (Masked(bound, masks, sizes, self.mask_key) for bound in (actor, random))
+        actor, random = (self._ready(runner, columns) for runner in (self.actor, self.random))
         ops = self.row_ops(rows, columns.data)
         kept = {key: rows[key] for key in self.schema.states}
         states = KeptStates(kept, self.clock) if kept else None
@@ -376,6 +366,15 @@ class Rollout:
         )  # fmt: skip
         columns.settle()
         return batch
+
+    def _ready(self, runner: ActorRunner, columns: Columns) -> BoundActor:
+        """Return what acts on these rows, with what is to be done before."""
+        bound: BoundActor = runner.bind(columns, self.vec_env.n, self.states)
+        held = [columns.rows[key] for key in self.states.held(runner.states)]
+        if self.mask_key is None:
+            return Prepared(bound, held) if held else bound
+        masks = [row.reshape(len(row), -1) for row in columns.rows[self.mask_key]]
+        return Prepared(bound, held, masks, self.vec_env.actions.sizes, self.mask_key)
 
     def _finish(self, batch: BoundBatch, steps: int) -> tuple[dict[Key, np.ndarray], np.ndarray | None, list[Ended]]:
         """Return all columns of the batch, the env's own rewards where changed, and the ended episodes."""
@@ -460,14 +459,12 @@ class TorchStream:
         self.seed, self._state = seed, None
 
     def _put(self) -> None:
-        if self._state is None:
-            self._seed(self.seed % 2**63)
+        if self._state is not None:
+            torch.set_rng_state(self._state[0])
+            for device, state in zip(self._cuda, self._state[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
             return
-        torch.set_rng_state(self._state[0])
-        for device, state in zip(self._cuda, self._state[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
-
-    def _seed(self, seed: int) -> None:
+        seed = self.seed % 2**63
         torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would reseed every GPU too
         if self._cuda:
             with torch.cuda.device(self._device):

@@ -169,12 +169,6 @@ class RowSchema:
         """Return the same with a state in every row, as samples of a buffer have it."""
         return replace(self, fields={**self.fields, **{key: replace(f, written=ROW) for key, f in self.states.items()}})
 
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{show(key)} {field} {field.written}{'' if field.stored else ', not stored'}"
-            for key, field in {**self.fields, **self.late}.items()
-        )
-
 
 _FLAG, _NUMBER = Field((1,), np.dtype(np.bool_)), Field((), np.dtype(np.int64))
 ALWAYS: Fields = {  # columns that every batch may hold, beside observations and what the policy writes

@@ -33,7 +33,6 @@ from rlcli.transforms.base import Transform, planned
 from rlcli.transforms.compose import Compose, Faces, choose_faces
 from rlcli.transforms.primer import TensorDictPrimer, state_keys
 from rlcli.vec_envs.actions import ActionFormat
-from rlcli.vec_envs.bounds import Interval
 from rlcli.vec_envs.vec_env import VecEnv
 
 if TYPE_CHECKING:
@@ -252,7 +251,7 @@ def _with_policy(
         )
     called = on_tensordicts(policy, list(shown))
     used: Any = called if device is None else on_device(called, device)
-    legal = partial(_legal, env, vec_env.bounds.intervals)
+    legal = partial(_legal, env)
     odd = bool(states) and any(  # modules begin at 0
         isinstance(t, TensorDictPrimer) and t.default_value != 0 and not {*states}.isdisjoint(t.out_keys)
         for t in transforms_of(env)
@@ -319,13 +318,8 @@ def _kept(
     return kept, awaited
 
 
-def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:
+def _legal(env: EnvBase, key: Key, values: np.ndarray) -> np.ndarray:
     """Move values `[*batch, *shape]`, numbers from 0 on, to where the env may show them under `key`."""
-    interval = intervals.get(key)
-    if interval is not None and interval.shape == values.shape[len(env.batch_size) :]:
-        low, high = interval.low, interval.high
-        moved = np.clip(values + np.where(np.isfinite(low), low, 0), low, high)
-        values = np.where((values < low) | (values > high), moved, values).astype(values.dtype)
     for full in (env.full_observation_spec, env.full_state_spec):
         for name, spec in full.items(True, True):
             if unravel(name) == key and spec.shape == values.shape:

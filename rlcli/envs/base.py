@@ -81,6 +81,7 @@ class EnvBase(metaclass=_WithPolicy):
     """
 
     fast = True
+    action_key, reward_key = ACTION, "reward"
     action_spec: TensorSpec
     # `step` and `reset` of this class; not counted: those that override them without `super()`, `_step` and `_reset`
     _times_called = 0
@@ -144,14 +145,6 @@ class EnvBase(metaclass=_WithPolicy):
     def _state_keys_step_mdp(self) -> list[Key]:
         """Return the state keys (recurrent states and the like) that a step carries from `next` to the root."""
         return [unravel(key) for key in self.state_spec.keys(True, True)]
-
-    @property
-    def action_key(self) -> str:
-        return ACTION
-
-    @property
-    def reward_key(self) -> str:
-        return "reward"
 
     @property
     def action_keys(self) -> list[Key]:

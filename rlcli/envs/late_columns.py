@@ -28,11 +28,9 @@ class LateColumns:
         self._allocate()
 
     def _allocate(self) -> None:
-        self.columns = {key: self._column(*kind) for key, kind in (self.fields or {}).items()}
+        size = self.lanes, self.steps
+        self.columns = {key: torch.zeros(*size, *f.shape, dtype=f.dtype) for key, f in (self.fields or {}).items()}
         self._rows = {key: column.unbind(1) for key, column in self.columns.items()}
-
-    def _column(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(self.lanes, self.steps, *shape, dtype=dtype)
 
     def write(self, t: int, values: Mapping[Key, torch.Tensor]) -> None:
         """Write the values `[N, *shape]` of step t; refuse others than the first step's, in key, shape or dtype."""
@@ -59,7 +57,7 @@ class LateColumns:
     def mark(self, t: int, key: Key, value: torch.Tensor) -> None:
         """Set a flag `[N, 1]` of step t, which is False wherever nothing is said: it may come at any step."""
         if bool(value.any()):
-            self.marks.setdefault(key, self._column((1,), torch.bool))[:, t] = value
+            self.marks.setdefault(key, torch.zeros(self.lanes, self.steps, 1, dtype=torch.bool))[:, t] = value
 
     def take(self, steps: int) -> dict[Key, torch.Tensor]:
         """Return the first `steps` steps of the batch, `[N, steps, *shape]`."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.envs.base import SPECS, EnvBase
 from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again, recipe_of
-from rlcli.envs.serial import BatchedEnv, Stacked, brief, differing, made, one_each, transforms_within
+from rlcli.envs.serial import BatchedEnv, Stacked, differing, made, one_each, transforms_within
 from rlcli.errors import ArgumentError, EnvError, in_words
 from rlcli.keys import Key
 from rlcli.processes.channel import Channel, packed, unpacked
@@ -124,7 +124,7 @@ class ParallelEnv(BatchedEnv):
         for index, (_, other) in enumerate(given[1:], 1):
             for name in OPTIONS[:2]:
                 if other[name] != options[name]:
-                    raise differing(index, name, str(other[name]), str(options[name]))
+                    raise differing(index, name, other[name], options[name])
         vec_env = ParallelVecEnv(
             sent([recipe for recipe, _ in given]), **self._processes,
             categorical=options["categorical_action_encoding"], narrow=options["narrow"],
@@ -223,7 +223,7 @@ class Apart(Stacked, Owner):
             for part, (specs, _) in zip(self.parts, answers, strict=True):
                 for name in SPECS:
                     if specs[name] != answers[0][0][name]:
-                        raise differing(part.start, name, brief(specs[name]), brief(answers[0][0][name]))
+                        raise differing(part.start, name, specs[name], answers[0][0][name])
         except BaseException:
             self.close()
             raise
@@ -283,15 +283,15 @@ class _There(NamedTuple):
     number: int
     name: str
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call(self, method: str, *args: Any) -> Any:
         index = next(index for index, part in enumerate(self.env.parts) if self.number in part)
-        return self.env._each(name, {index: (self.number, self.name, *args)})[0]
+        return self.env._each("transform", {index: (self.number, self.name, method, *args)})[0]
 
     def state_dict(self) -> dict[str, Any]:
-        return self._call("state_of")
+        return self._call("state_dict")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._call("load_state_of", state)
+        self._call("load_state_dict", state)
 
     def modules(self) -> tuple[()]:
         """Return none: no scale here could be held still."""
@@ -356,11 +356,8 @@ class _Envs:
         given = [_tensordict(row, env, env.device) for row, env in zip(rows.values(), self.envs.values(), strict=True)]
         return [_plain(row) for row in self.stacked.step_each(given)]
 
-    def state_of(self, index: int, name: str) -> dict[str, Any]:
-        return dict(transforms_within(self.envs[index]))[name].state_dict()
-
-    def load_state_of(self, index: int, name: str, state: dict[str, Any]) -> None:
-        dict(transforms_within(self.envs[index]))[name].load_state_dict(state)
+    def transform(self, index: int, name: str, method: str, *args: Any) -> Any:
+        return getattr(dict(transforms_within(self.envs[index]))[name], method)(*args)
 
     def close(self) -> None:
         for env in self.envs.values():

@@ -16,11 +16,10 @@ from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
-from rlcli.specs import TensorSpec
 from rlcli.transforms import by_name
 from rlcli.vec_envs.bounds import Bounds, strictest
 from rlcli.vec_envs.episodes import episode_seed
-from rlcli.vec_envs.gym_vec_env import GymVecEnv, innermost
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.vec_env import VecEnv
 
 Maker = str | Callable[[], EnvBase]
@@ -115,10 +114,9 @@ class SerialEnv(BatchedEnv):
             for index, env in enumerate(envs[1:], 1):
                 other, mine = env.vec_env, first.vec_env
                 if other.actions.categorical != mine.actions.categorical:
-                    raise differing(index, "action_spec", *map(brief, (env.action_spec, first.action_spec)))
+                    raise differing(index, "action_spec", env.action_spec, first.action_spec)
                 if env.narrow != first.narrow and other.schema != mine.schema:
-                    specs = env.observation_spec, first.observation_spec
-                    raise differing(index, "observation_spec", *map(brief, specs))
+                    raise differing(index, "observation_spec", env.observation_spec, first.observation_spec)
             vec_env = GymVecEnv(
                 [env.gym for env in envs], categorical=first.vec_env.actions.categorical, narrow=first.narrow,
                 out_of_bounds=strictest(env.vec_env.bounds.mode for env in envs),
@@ -170,7 +168,7 @@ def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
             below = below.base_env
             inside.add(id(below))
         if isinstance(below, GymEnv):
-            inside.add(id(innermost(below.gym)))
+            inside.add(id(below.gym.unwrapped))
         refuse(
             seen & inside, "one env cannot be several", where=f"env {index}",
             why="its maker gave one that is there already", fix="Make a new env in every call.",
@@ -196,16 +194,14 @@ def shown(given: Any) -> str:
     return type(given).__name__ if isinstance(given, EnvBase) else repr(given)
 
 
-def differing(index: int, name: str, value: str, first: str) -> ArgumentError:
+def differing(index: int, name: str, *values: Any) -> ArgumentError:
+    """Return the error for an env that is not like env 0: of what `name` says, its value and the other's."""
+    value, first = (" ".join(repr(each).split()) for each in values)
     return ArgumentError(
         "envs that are stepped together have to be alike", where=f"env {index}",
         why=f"its {name} is {value}, that of env 0 is {first}",
         fix="Make all of them with the same options (categorical_action_encoding, narrow, transforms).",
     )  # fmt: skip
-
-
-def brief(spec: TensorSpec) -> str:
-    return " ".join(repr(spec).split())
 
 
 def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
@@ -226,7 +222,7 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     shared = Bounds(intervals, strictest(vec_env.bounds.mode for vec_env in vec_envs), rounded)
     shared.begin_anew()
     for vec_env in vec_envs:
-        vec_env.share_bounds(shared)
+        vec_env.bounds = shared
     return shared
 
 
@@ -243,7 +239,7 @@ class Stacked(EnvBase):
         for index, env in enumerate(envs[1:], 1):
             for name in SPECS:
                 if getattr(env, name) != getattr(first, name):
-                    raise differing(index, name, *(brief(getattr(each, name)) for each in (env, first)))
+                    raise differing(index, name, getattr(env, name), getattr(first, name))
         self.observation_spec = first.observation_spec.expand(*self.batch_size)
         self.state_spec = first.state_spec.expand(*self.batch_size)
         self.action_spec = first.action_spec.expand(n, *first.action_spec.shape)

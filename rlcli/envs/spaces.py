@@ -143,12 +143,6 @@ def _as_space(spec, shape: tuple[int, ...], dims: int) -> tuple[spaces.Space, bo
     if dtype.kind in "iu" and not isinstance(spec, Bounded):
         limits = np.iinfo(dtype)
         return spaces.Box(limits.min, limits.max, shape, dtype), True
-    low = spec.low if isinstance(spec, Bounded) else torch.full(shape, -torch.inf)
-    high = spec.high if isinstance(spec, Bounded) else torch.full(shape, torch.inf)
-    low, high = (
-        np.broadcast_to(np.asarray(bound.cpu()), spec.shape)[(0,) * dims].astype(dtype)
-        if torch.as_tensor(bound).ndim
-        else np.full(shape, float(bound), dtype)
-        for bound in (low, high)
-    )
+    bounds = (spec.low, spec.high) if isinstance(spec, Bounded) else (torch.tensor(-torch.inf), torch.tensor(torch.inf))
+    low, high = (np.broadcast_to(bound.cpu().numpy(), spec.shape)[(0,) * dims].astype(dtype) for bound in bounds)
     return spaces.Box(low, high, shape, dtype), True

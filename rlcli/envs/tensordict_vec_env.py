@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +25,6 @@ from rlcli.vec_envs.bounds import Bounds
 from rlcli.vec_envs.episodes import broken, env_raised, place_of
 from rlcli.vec_envs.observations import check_name
 from rlcli.vec_envs.vec_env import NONE, Outcome, VecEnv
-
-
-class Acting(Protocol):
-    """Choose actions; `written` is all that was written in the last step, None for an action alone."""
-
-    @property
-    def written(self) -> TensorDictBase | None: ...
 
 
 class TensorDictVecEnv(VecEnv):
@@ -74,7 +67,7 @@ class TensorDictVecEnv(VecEnv):
             self.bounds, self.checks_bounds = below.bounds, True
         self.run_seed = base.seeded_with
         self._env_seed: int | None = None  # until the env was given it
-        self._acting: Acting | None = None
+        self._acting: Any = None  # its `written` is all that it wrote in the last step, None where only actions
         self.late: LateColumns = LateColumns(self.n, self._refuse)
         self.held: set[Key] = set()  # what resets write and steps do not: it stays at the root
         # until the first step, what only the first reset has shown, and states, which steps need not write
@@ -86,7 +79,7 @@ class TensorDictVecEnv(VecEnv):
     def moved(self) -> Any:
         return super().moved(), self.below and self.below.moved()
 
-    def act_by(self, actor: Acting) -> None:
+    def act_by(self, actor: Any) -> None:
         self._acting = actor
 
     def carry(self, states: Sequence[Key]) -> None:
@@ -318,15 +311,11 @@ class TensorDictVecEnv(VecEnv):
         return value.reshape(-1).tolist()
 
     def _stored(self, actions) -> torch.Tensor:
-        format = self.actions
-        loop = np.asarray(actions, format.dtype)
-        if format.encoded:
-            shape, dtype = format.stored
-            out = np.empty((self.n, *shape), dtype)
-            format.encode(loop, out)
-            loop = out
+        shape, dtype = self.actions.stored
+        stored = np.empty((self.n, *shape), dtype)
+        self.actions.store(np.asarray(actions), stored)
         spec = self.env.action_spec
-        return torch.from_numpy(np.array(loop)).reshape(spec.shape).to(spec.dtype)
+        return torch.from_numpy(stored).reshape(spec.shape).to(spec.dtype)
 
     def close(self) -> None:
         self.env.close()

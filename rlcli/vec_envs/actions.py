@@ -77,6 +77,13 @@ class ActionFormat:
             np.equal(parts[..., part, None], np.arange(n), out=out[..., start : start + n], casting="unsafe")
             start += n
 
+    def store(self, index: np.ndarray, out: np.ndarray) -> None:
+        """Write loop actions `[*B]` or `[*B, d]` as they are stored into `out` `[*B, *]`."""
+        if self.encoded:
+            self.encode(index, out)
+        else:
+            out[...] = index
+
     def is_one_hot(self, stored: np.ndarray) -> bool:
         """Say whether stored actions `[N, sum(nvec)]` hold a single 1 a part, and zeros beside."""
         starts = np.cumsum((0, *self.nvec[:-1]))
@@ -92,22 +99,30 @@ class ActionFormat:
         cuts = np.cumsum(self.nvec)[:-1]
         return np.stack([part.argmax(-1) for part in np.split(stored, cuts, axis=-1)], -1)
 
-    def checked(self, stored: np.ndarray) -> np.ndarray:
-        """Return loop actions `[N, *]` from stored ones, once it is clear that the env has them."""
+    def checked(self, stored: np.ndarray, unfit: Callable[[str, str, str], Exception] | None = None) -> np.ndarray:
+        """Return loop actions `[N, *]` from stored ones of any dtype, once it is clear that the env has them.
+
+        `unfit(what, expected, got)` makes the error of one that it has not.
+        """
+
+        def refused(what: str, expected: str) -> Exception:
+            return (unfit or _no_such)(what, expected, in_a_line(stored)[:200])
+
         if stored.dtype.kind == "f" and not np.isfinite(stored).all():
-            raise _unfit("a finite action", stored)
-        if self.dtype.kind != "f" and stored.dtype.kind == "f":
-            if (stored != np.rint(stored)).any():
-                raise _unfit("whole numbers", stored)
-            stored = stored.astype(np.int64)
+            raise refused("not finite", "a finite action")
+        if self.encoded:
+            if not self.is_one_hot(stored):
+                raise refused("not one-hot", "a single 1 a choice")
+            return self.decode(stored)
+        if self.dtype.kind == "f":
+            return stored
+        if stored.dtype.kind == "f" and (stored != np.rint(stored)).any():
+            raise refused("out of range", "whole numbers")
         if self.kind == "box":
-            return stored if self.dtype.kind == "f" else np.clip(stored, self.low, self.high).astype(self.dtype)
-        if self.encoded and not self.is_one_hot(stored):
-            raise _unfit("a single 1 a choice, as one-hot actions have it", stored)
-        actions = self.decode(stored)
-        if (actions < 0).any() or (actions > self.last).any():
-            raise _unfit(self.offered, stored)
-        return actions
+            stored = np.clip(stored, self.low, self.high)
+        elif stored.min() < 0 or (stored.reshape(-1, *self.shape) > self.last).any():
+            raise refused("out of range", self.offered)
+        return self.decode(stored).astype(self.dtype, copy=False)
 
     def sender(self) -> Callable:
         """Return a function from the loop's actions to each env's: ints, or a new array's rows."""
@@ -127,20 +142,13 @@ class ActionFormat:
             return lambda actions: actions + self.start
         return np.array
 
-    def from_uniform(self, u: np.ndarray, *, each: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return random loop actions `[steps, lanes, *shape]` and log-densities, with `each` of every part."""
-        size = u.shape
-        steps, lanes = size[:2]
+    def from_uniform(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return random loop actions and the log-density of each of their parts, of `u` `[steps, lanes, *shape]`."""
         if self.kind == "box":
-            actions, density = self._draw_box(u)
-            return actions, density if each else density.reshape(steps, lanes, -1).sum(-1)
-        if self.kind == "multi_binary":
-            actions, options = (u < 0.5).astype(np.int8), list(self.sizes)
-        else:
-            options = list(self.nvec)
-            actions = (u * np.asarray(self.nvec).reshape(self.shape)).astype(np.int64)
-        parts = -np.log(np.asarray(options, np.float64))
-        return actions, np.full((steps, lanes), parts.sum()) if not each else np.full(size, parts.reshape(self.shape))
+            return self._draw_box(u)
+        options = np.reshape(self.sizes, self.shape)
+        actions = (u < 0.5).astype(np.int8) if self.kind == "multi_binary" else (u * options).astype(np.int64)
+        return actions, np.full(u.shape, -np.log(options.astype(np.float64)))
 
     def _draw_box(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.low.astype(np.float64), self.high.astype(np.float64)
@@ -169,8 +177,8 @@ class ActionFormat:
         return actions.astype(self.dtype), density
 
 
-def _unfit(expected: str, got: np.ndarray) -> ArgumentError:
-    return ArgumentError("the env has no such action", why=f"expected {expected}, got {in_a_line(got)[:200]}")
+def _no_such(what: str, expected: str, got: str) -> ArgumentError:
+    return ArgumentError("the env has no such action", why=f"expected {expected}, got {got}")
 
 
 def in_a_line(values: np.ndarray) -> str:
@@ -213,10 +221,4 @@ def _quantiles(u: np.ndarray) -> np.ndarray:
 
 
 def _ratio(of: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) -> np.ndarray:
-    """Divide two polynomials, by Horner's rule."""
-    first, second = (np.full(x.shape, coefficients[0]) for coefficients in of)
-    for value, coefficients in ((first, of[0]), (second, of[1])):
-        for coefficient in coefficients[1:]:
-            value *= x
-            value += coefficient
-    return first / second
+    return np.polyval(of[0], x) / np.polyval(of[1], x)

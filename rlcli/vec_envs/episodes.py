@@ -30,7 +30,7 @@ class Episodes:
     def __init__(self, n: int, limits: Sequence[int] | None = None) -> None:
         self.n = n
         self.clock = [0]  # steps so far
-        self.tried = [0]  # steps and resets of tries and replays
+        self.tried: Any = [0]  # steps and resets of tries and replays
         self.started = [0] * n  # clock at which each env's episode began
         self.episodes = [-1] * n  # index of each env's episode; -1 before the first
         self.seeds: list[int | None] = [None] * n  # given to each env last
@@ -83,17 +83,13 @@ class Episodes:
     def begin_episodes(self, lanes: Sequence[int]) -> list[int | None]:
         """Open the next episode of these lanes; the seeds that they are to be reset with."""
         clock, seeds = self.clock[0], []
-        # steps after which each env's own episodes are truncated
-        episodes, started, deadlines, limits = self.episodes, self.started, self.deadlines, self._limits
-        every, pending = self._every_episode and self.run_seed is not None, self.pending_seeds
         for lane in lanes:
-            episodes[lane] += 1
-            started[lane] = clock
-            deadlines[lane] = clock + limits[lane]
-            seed = None
-            if every or pending[lane]:
-                seed = self.seeds[lane] = self.seed_of(lane, self.episodes[lane])
-                self.pending_seeds[lane] = False
+            seed = self.next_seed(lane)
+            self.episodes[lane] += 1
+            self.started[lane] = clock
+            self.deadlines[lane] = clock + self._limits[lane]
+            if seed is not None:
+                self.seeds[lane], self.pending_seeds[lane] = seed, False
             seeds.append(seed)
         if self._limited or self.nearest[0] < NO_LIMIT:  # else there is none
             self.nearest[0] = min(self.deadlines)

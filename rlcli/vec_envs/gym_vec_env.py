@@ -5,10 +5,11 @@ Vectors of envs that step in one call: `native_vec_env.py`. Meaning of rows: `ve
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -48,7 +49,7 @@ class GymVecEnv(ReplayableVecEnv):
                 if not isinstance(getattr(env, name, None), gym.Space):
                     raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
         refuse(
-            len({id(innermost(env)) for env in envs}) < len(envs), "one env object cannot serve as several envs",
+            len({id(env.unwrapped) for env in envs}) < len(envs), "one env object cannot serve as several envs",
             why="it would be stepped several times per step", fix="Give a function that makes a new env each time.",
         )  # fmt: skip
         first = envs[0]
@@ -191,83 +192,76 @@ class GymVecEnv(ReplayableVecEnv):
             return False
         drawn = self.probe_actions()
         # some envs keep more from episode to episode than a seed resets: a new one, and when it has played another
-        with self.doing("a trial run"):
-            new, _, again = (self._trace(drawn, episode) for episode in (0, 1, 0))
+        new, _, again = (self._trace(drawn, episode) for episode in (0, 1, 0))
         return new == again
+
+    @contextlib.contextmanager
+    def _aside(self, lane: int, what: str, seed: int) -> Iterator[Callable[..., Any]]:
+        """Give what resets an env (called without an action) and steps it for `what`; errors say how far that came."""
+        self.ahead.pop(lane, None)
+        env, taken, sent = self.inner[lane], -1, None
+
+        def call(*action: Any) -> Any:
+            nonlocal taken, sent
+            self.tried[0] += 1
+            taken, sent = taken + 1, action[0] if action else None
+            return _whole(env.step(*action), STEP) if action else _whole(env.reset(seed=seed), RESET)
+
+        try:
+            with self.doing(what):
+                yield call
+        except BaseException as error:
+            place = named(self, lane, None, f"step {taken} of {what}", seed=seed)
+            raise env_raised(self, error, lane, "step" if taken else "reset", sent, place) from error
 
     def _trace(self, drawn: Sequence[np.ndarray], episode: int) -> list[str]:
         """Return what a seeded episode of the last lane shows and pays; the first may have been tried (`pace`)."""
         send, lane = self.actions.sender(), self.n - 1
-        env, seed = self.inner[lane], self.seed_of(lane, episode)
-        self.ahead.pop(lane, None)
-        sent, taken, paid, over = None, 0, None, False
+        taken, paid, over = 0, None, False
         seen: list[str] = []
-        self.tried[0] += 1
-        try:
-            observation, info = _whole(env.reset(seed=seed), RESET)
+        with self._aside(lane, "a trial run", self.seed_of(lane, episode)) as call:
+            observation, info = call()
             while True:
                 seen += [fingerprint(leaf.read(observation, count=False) for leaf in self.leaves), repr(paid)]
                 if over or taken == len(drawn):
                     return seen
                 sent, taken = allowed(self.actions.space, send(drawn[taken])[lane], observation, info), taken + 1
-                self.tried[0] += 1
-                observation, reward, terminated, truncated, info = _whole(env.step(sent), STEP)
-                paid, over = (reward, terminated, truncated), terminated or truncated
-        except BaseException as error:
-            place = named(self, lane, None, f"step {taken} of a trial run", seed=seed)
-            raise env_raised(self, error, lane, "step" if taken else "reset", sent, place) from error
+                observation, *paid, info = call(sent)
+                over = paid[1] or paid[2]
 
     def pace(self, steps: int, moment: float) -> tuple[float, float]:
         """Return the seconds of a step of env 0, resets included, and those of them in which it computes."""
-        env, space, result, action = self.inner[0], self.actions.space, None, None
+        space = self.actions.space
         times: list[float] = []
         waits: list[float] = []
         space.seed(0)
-        self.during = "a trial run"
-        self.tried[0] += 1
         began = time.perf_counter()
-        try:
-            observation, info = _whole(env.reset(seed=0), RESET)
+        with self._aside(0, "a trial run", 0) as call:
+            observation, info = call()
             while len(times) < 2 or (len(times) < steps and time.perf_counter() - began < moment):
                 action = allowed(space, space.sample(), observation, info)
-                self.tried[0] += 1
                 then, computed = time.perf_counter(), time.process_time()
-                result = _whole(env.step(action), STEP)
-                observation, _, terminated, truncated, info = result
+                observation, _, terminated, truncated, info = call(action)
                 if terminated or truncated:
-                    observation, info = _whole(env.reset(), RESET)
+                    observation, info = _whole(self.inner[0].reset(), RESET)
                 times.append(time.perf_counter() - then)
                 waits.append(times[-1] - (time.process_time() - computed))
-        except BaseException as error:
-            place = named(self, 0, None, f"step {len(times) + (action is not None)} of a trial run", seed=0)
-            raise env_raised(self, error, 0, "reset" if action is None else "step", action, place) from error
-        finally:
-            self.during = "step"
         # the first may load things; others may have the core in between: the mean, but for what is far from all others
         middle = statistics.median(times[1:])
         wall = statistics.fmean(min(each, 20 * middle) for each in times[1:])
         return wall, wall - max(min(waits[1:]), 0.0)
 
     def replay(self, ages: Mapping[int, int]) -> set[int]:
-        with self.doing("a replay"):
-            return {lane for lane, age in ages.items() if self._replay_lane(lane, age)}
+        return {lane for lane, age in ages.items() if self._replay_lane(lane, age)}
 
     def _replay_lane(self, lane: int, steps: int) -> bool:
         """Bring one lane `steps` steps into its open episode; False if the episode ended on the way."""
-        env, seed, taken = self.inner[lane], self.seed_of(lane, self.episodes[lane]), 0
-        self.ahead.pop(lane, None)
-        self.tried[0] += 1
-        try:
-            self.last[lane], _ = _whole(env.reset(seed=seed), RESET)
+        with self._aside(lane, "a replay", self.seed_of(lane, self.episodes[lane])) as call:
+            self.last[lane], _ = call()
             for sent in self.history[len(self.history) - steps :]:
-                taken += 1
-                self.tried[0] += 1
-                self.last[lane], _, terminated, truncated, _ = _whole(env.step(sent[lane]), STEP)
+                self.last[lane], _, terminated, truncated, _ = call(sent[lane])
                 if terminated or truncated:
                     return False
-        except BaseException as error:
-            place = named(self, lane, None, f"step {taken} of a replay", seed=seed)
-            raise env_raised(self, error, 0, "step" if taken else "reset", None, place) from error
         return True
 
     def close(self) -> None:
@@ -308,13 +302,6 @@ def _whole(result: Any, names: tuple[str, ...]) -> Any:
         if bad is not None:
             raise bad
     return result
-
-
-def innermost(env: gym.Env) -> gym.Env:
-    """Return the env in all of its wrappers."""
-    while isinstance(env, gym.Wrapper):
-        env = env.env
-    return env
 
 
 def strip(env: gym.Env) -> tuple[gym.Env, int, list[Any]]:

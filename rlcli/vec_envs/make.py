@@ -38,52 +38,42 @@ class GymRecipe:
 
     def make(self) -> gym.Env:
         """Make the env."""
-        source = self.source
-        if isinstance(source, str):
-            settings = dict(self.settings)
-            if source not in gym.registry:
-                register_known(source)
-            if self.max_episode_steps is not None:
-                set_limit(settings, self.max_episode_steps)  # in the place of the registered one
-            with building(source, settings=bool(settings)):
-                env = gym.make(source, **settings)
-            env = self._wrapped(env, source) if self.wrappers else env
-        elif self.name is not None and callable(source):
-            env = self._built(source, self.name)
-        else:
-            env = self._built_before(source)
+        env, name = self._made()
+        if self.wrappers and name is not None:
+            with building(name, settings=False):
+                for wrap in self.wrappers:
+                    env = wrap(env)
         if self.frame_skip == 1:
             return env
         from rlcli.vec_envs.wrappers import FrameSkip
 
         return FrameSkip(env, self.frame_skip)
 
-    def _built_before(self, env: Any) -> gym.Env:
-        """Return an env that was built already, which `GymVecEnv` refuses where it is none."""
-        if not isinstance(env, gym.Env):
-            return env
-        name = type(env.unwrapped).__name__
-        refuse(
-            self.settings, "an env that is there already takes no settings", where=name,
-            why=f"got {', '.join(self.settings)}", fix="Make it so, or give its id.",
-        )  # fmt: skip
-        return self._wrapped(self._limited(env), name)
-
-    def _built(self, builder: Callable[..., gym.Env], name: str) -> gym.Env:
-        with building(name, settings=bool(self.settings)):
-            env = builder(**self.settings)
-            if not isinstance(env, gym.Env):
-                raise no_env(env, name)
-        return self._wrapped(self._limited(env), name)
-
-    def _limited(self, env: gym.Env) -> gym.Env:
-        return gym.wrappers.TimeLimit(env, self.max_episode_steps) if self.max_episode_steps else env
-
-    def _wrapped(self, env: gym.Env, name: str) -> gym.Env:
-        with building(name, settings=False):
-            for wrap in self.wrappers:
-                env = wrap(env)
-            return env
+    def _made(self) -> tuple[Any, str | None]:
+        """Return the env with its limit, and its name in errors; no name for what `GymVecEnv` refuses as no env."""
+        source, settings = self.source, dict(self.settings)
+        if isinstance(source, str):
+            if source not in gym.registry:
+                register_known(source)
+            set_limit(settings, self.max_episode_steps)  # in the place of the registered one
+            with building(source, settings=bool(settings)):
+                return gym.make(source, **settings), source
+        env: Any = source
+        name = self.name
+        if name is not None and callable(source):
+            with building(name, settings=bool(settings)):
+                env = source(**settings)
+                if not isinstance(env, gym.Env):
+                    raise no_env(env, name)
+        elif not isinstance(source, gym.Env):
+            return source, None
+        else:
+            name = type(source.unwrapped).__name__
+            refuse(
+                settings, "an env that is there already takes no settings", where=name,
+                why=f"got {', '.join(settings)}", fix="Make it so, or give its id.",
+            )  # fmt: skip
+        return gym.wrappers.TimeLimit(env, self.max_episode_steps) if self.max_episode_steps else env, name
 
 
 def _received(spec: Any, *values: Any) -> GymRecipe:

@@ -40,10 +40,6 @@ class Noise:
         self.position = 0  # steps whose numbers were used
         self._block: tuple[int, np.ndarray] | None = None
 
-    def go_to(self, position: int) -> None:
-        """Go on after so many steps."""
-        self.position = position
-
     def peek(self, draw: Draw, steps: int, width: int) -> np.ndarray:
         """Return the numbers of the next steps `[steps, lanes, ...]` without using them (`advance` does)."""
         size = _steps(width)

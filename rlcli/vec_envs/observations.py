@@ -39,16 +39,22 @@ class ObservationLeaf:
     # float64 [4]: observations rounded; of the worst element index, value and what is kept
     rounded: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False, repr=False)
 
-    def read(self, observation, *, count: bool = True) -> np.ndarray:
-        """The checked value of this leaf in one observation, in the form that a row takes; rounding is counted."""
-        value = self.find(observation) if self.path else observation
-        if self.choices:
+    def read(self, observation, lanes: tuple[int, ...] = (), *, count: bool = True) -> np.ndarray:
+        """The checked value of this leaf in one observation, or in those of `(N,)` envs; rounding is counted."""
+        value, shape = self.find(observation) if self.path else observation, (*lanes, *self.shape)
+        if self.choices and not lanes:
             return self.one_hot(value)
         if value.__class__ is not np.ndarray:
-            value = as_array(value, f"a numpy array {self.shape} {self.dtype}")
-        if value.shape != self.shape:
-            raise BadValue(f"shape {self.shape}", f"shape {value.shape}", _MEND)
-        return value if value.dtype == self.dtype else self.cast(value, count=count)
+            value = as_array(value, f"a numpy array {shape} {self.dtype}")
+        if value.shape != shape:
+            kinds = f" {self.dtype}" if lanes else "", f" {value.dtype}" if lanes else ""
+            raise BadValue(f"shape {shape}{kinds[0]}", f"shape {value.shape}{kinds[1]}", _MEND)
+        if not self.choices:
+            return value if value.dtype == self.dtype else self.cast(value, count=count)
+        index = value - self.start
+        if value.dtype.kind not in "iu" or (index < 0).any() or (index >= self.choices).any():
+            raise BadValue(f"Discrete values in {self.start}..{self.start + self.choices - 1}", f"{value!r}")
+        return index[:, None] == np.arange(self.choices)
 
     def cast(self, value: np.ndarray, *, count: bool = True) -> np.ndarray:
         """Return values `[*, *shape]` of another dtype in the declared one; those that it cannot hold are refused."""
@@ -214,16 +220,6 @@ def writer(
 ) -> tuple[Callable[[int, int, object], None], ObservationLeaf | None]:
     """Return `write(t, env, observation)`, which puts one into row `t`; and the leaf that is all of it, one array."""
     columns = [(leaf, rows[leaf.key]) for leaf in parts]
-    if len(parts) == 1 and not parts[0].path and not parts[0].choices:
-        leaf, column = columns[0]
-        shape, dtype, array = leaf.shape, leaf.dtype, np.ndarray
-
-        def write_one(t: int, lane: int, value) -> None:
-            if value.__class__ is not array or value.dtype is not dtype or value.shape != shape:
-                value = leaf.read(value)
-            column[t][lane] = value
-
-        return write_one, leaf
     if all(len(leaf.path) == 1 and not leaf.choices for leaf in parts):
         flat = [(leaf, leaf.path[0], leaf.shape, leaf.dtype, column) for leaf, column in columns]
         array = np.ndarray
@@ -245,7 +241,8 @@ def writer(
         for leaf, column in columns:
             column[t][lane] = leaf.read(value)
 
-    return write_any, None
+    whole = len(parts) == 1 and not parts[0].path and not parts[0].choices
+    return write_any, parts[0] if whole else None
 
 
 def lane_writer(parts: list[ObservationLeaf], rows: dict[Key, list[np.ndarray]]) -> Callable[[int, Any, Any], None]:
@@ -256,23 +253,9 @@ def lane_writer(parts: list[ObservationLeaf], rows: dict[Key, list[np.ndarray]])
         for leaf, column in columns:
             row = column[t]
             count = len(row) if lanes.__class__ is slice else len(lanes)  # type: ignore[arg-type]
-            row[lanes] = _lanes_read(leaf, observation, count)
+            row[lanes] = leaf.read(observation, (count,))
 
     return write
-
-
-def _lanes_read(leaf: ObservationLeaf, observation: Any, count: int) -> np.ndarray:
-    """Return the checked values of one leaf, `[count, *shape]`."""
-    wanted = f"an array {(count, *leaf.shape)} {leaf.dtype}"
-    value = as_array(leaf.find(observation), wanted)
-    if value.shape != (count, *leaf.shape):
-        raise BadValue(wanted, described(value))
-    if leaf.choices:
-        index = value - leaf.start
-        if value.dtype.kind not in "iu" or (index < 0).any() or (index >= leaf.choices).any():
-            raise BadValue(f"Discrete values in {leaf.start}..{leaf.start + leaf.choices - 1}", f"{value!r}")
-        return index[:, None] == np.arange(leaf.choices)
-    return value if value.dtype == leaf.dtype else leaf.cast(value)
 
 
 def _held(value: Any) -> str:

@@ -1,8 +1,8 @@
 """Envs in worker processes: the parent writes actions into shared memory, workers the rest.
 
 The lanes are dealt out in shards (`shard.py`); the caller may step the first of them itself, straight into the batch's
-rows. Nothing of a step is pickled, but for actions and rewards that the shared arrays cannot hold as they are, and an
-order is a number in shared memory (`rlcli.processes.line`). The episode book is kept on both sides, by the same code;
+rows. Nothing of a step is pickled, but for rewards that the shared array cannot hold as they are, and an order is a
+number in shared memory (`rlcli.processes.line`). The episode book is kept on both sides, by the same code;
 at a reset, this one decides. So all that is stepped, refused and saved is what one process would give; only lanes after
 one that raised have gone one step further.
 
@@ -26,7 +26,7 @@ import numpy as np
 from rlcli import arguments
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
-from rlcli.processes.channel import NOTHING, packed
+from rlcli.processes.channel import packed
 from rlcli.processes.group import WorkerGroup
 from rlcli.processes.region import Region
 from rlcli.processes.replacing import Lost, Owner
@@ -100,7 +100,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             raise
         arrays = self._region.arrays
         if self.own is not None:
-            self.own.vec_env.share_counts(self.leaves, self.tried)
+            self.own.vec_env.leaves, self.own.vec_env.tried = self.leaves, self.tried
             self.own.attach(arrays)
         self._shared = {key: arrays["row", key][self._apart :] for key in self.schema}
         self._actions, self._rewards, self._flags = arrays["actions"], arrays["rewards"], arrays["flags"]
@@ -332,8 +332,8 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             ahead = lanes.resets_follow and lanes.step_timeout is None  # steps and resets have that time each
             try:
                 group.settle()
-                bodies = lanes._hand_over(actions)
-                group.send(STEP_ON if ahead else STEP, bodies, only=lanes._standing() if lanes._fallen else None)
+                lanes._actions[...] = actions
+                group.send(STEP_ON if ahead else STEP, only=lanes._standing() if lanes._fallen else None)
                 mine = own.step(own_step, t, actions[:apart], ahead) if own is not None else None
                 others = group.answers()
             except Lost as lost:
@@ -395,15 +395,6 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
                 rewards[part.start + lane] = reward if isinstance(reward, int | np.ndarray) else _no_number(*reward)
         outcome.rewards += [reward for row in outcome.reward_rows for reward in row.tolist()] + rewards
         outcome.reward_rows.clear()
-
-    def _hand_over(self, actions: np.ndarray) -> bytes | list[bytes]:
-        """Write the actions into shared memory; where that would change them, the bodies that hold them as they are."""
-        if actions.dtype == self._actions.dtype and actions.shape == self._actions.shape:
-            self._actions[...] = actions
-            return NOTHING
-        standing = self._standing()
-        parts = enumerate(self.parts[self._beside :])
-        return [packed(actions[part.start : part.stop]) for index, part in parts if index in standing]
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def is_replayable(self) -> bool:

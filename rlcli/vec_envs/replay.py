@@ -17,7 +17,7 @@ from rlcli.keys import Key
 from rlcli.specs.field import Field
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Bounds, Interval
-from rlcli.vec_envs.observations import ObservationLeaf, leaves
+from rlcli.vec_envs.observations import leaves
 from rlcli.vec_envs.vec_env import VecEnv
 
 PROBE_STEPS = 64
@@ -61,10 +61,6 @@ class ReplayableVecEnv(VecEnv):
             elif isinstance(part, spaces.MultiBinary):
                 intervals[leaf.key] = Interval(0, 1, leaf.shape, leaf.stored)
         self.bounds = Bounds(intervals, out_of_bounds, {leaf.key: [leaf.rounded] for leaf in self.leaves})
-
-    def share_counts(self, leaves: list[ObservationLeaf], tried: Any) -> None:
-        """Count what is rounded and tried in memory that others see, before rows are bound."""
-        self.leaves, self.tried = leaves, tried
 
     def shows(self, lane: int) -> list[np.ndarray]:
         """Return the leaves of what this lane shows now, as the env gave them; empty before it was reset."""

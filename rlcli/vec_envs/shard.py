@@ -165,7 +165,7 @@ class ShardWorker:
     def carry_out(self, kind: int, body: bytes) -> Any:
         """Carry out one order of the parent's."""
         if kind in (STEP, STEP_ON):
-            return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions, kind == STEP_ON)
+            return self.shard.step(self._step, 0, self.shard.actions, kind == STEP_ON)
         if kind == RESET:
             return self.shard.reset(self._reset, 0)
         name, args, settings = unpacked(body)
@@ -191,8 +191,9 @@ class ShardWorker:
         region = Region(memory_of(n, workers, vec_env.schema, vec_env.actions), self.line.channel.receive_fd())
         region.forget_fd()
         cells = region.arrays["rounded"][index]
-        leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(vec_env.leaves, cells, strict=True)]
-        vec_env.share_counts(leaves, region.arrays["tried"][index : index + 1].data)
+        # what is rounded and tried is counted in memory that the parent sees, before rows are bound
+        vec_env.leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(vec_env.leaves, cells, strict=True)]
+        vec_env.tried = region.arrays["tried"][index : index + 1].data
         arrays = self.shard.attach(region.arrays)
         self._step, self._reset = vec_env.bind({key: [arrays["row", key]] * 2 for key in vec_env.schema})
         self.line.open(region.arrays["cells"][index], parent=False)

@@ -55,7 +55,7 @@ class VecEnv(Episodes):
     resets_running_lanes = True  # an episode can be cut before it ends by itself
     rewards: list[float] | None = None  # of the last step, where transforms are stepped inside
     checks_bounds = False  # each step looks at `bounds` by itself
-    resets_follow = False  # see `expect_resets`
+    resets_follow = False  # the caller resets finished envs before the next step: they may be reset within this one
     during = "step"  # what is called of the envs now, or was last
     on_tensordicts = False  # steps call code that may keep what it is given and draw from torch's stream
     env: Any = None  # the env that is stepped on tensordicts
@@ -79,16 +79,8 @@ class VecEnv(Episodes):
         """Keep these numbers and flags of the `info` of steps that end an episode, beside `is_success`."""
         self.info_keys = tuple(dict.fromkeys((SUCCESS, *keys)))
 
-    def share_bounds(self, bounds: Bounds) -> None:
-        """Check observations by `bounds`, and count in it, as the envs do that are stepped beside this one."""
-        self.bounds = bounds
-
     def interrupt_by(self, check: Callable[[], object]) -> None:
         """Call `check`, which may raise, while a step waits for other processes."""
-
-    def expect_resets(self, follow: bool) -> None:
-        """Reset finished envs within the step, perhaps: the caller resets them before the next step."""
-        self.resets_follow = follow
 
     def act_by(self, actor: Any) -> None:
         """Read, where the env is stepped on tensordicts, all that `actor` writes beside its actions."""

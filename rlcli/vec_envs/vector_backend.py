@@ -104,10 +104,8 @@ class MaskedEngine(VectorEngine):
         vector.reset()  # partial resets are only allowed after a whole one
 
     def reset(self, lanes, seeds):
-        if len(lanes) == self.n:
-            observation, _ = self.vector.reset(seed=self._all_seeds(seeds))
-        else:
-            observation = self._masked(lanes, self._some_seeds(lanes, seeds))
+        seed = self._seed(lanes, seeds)
+        observation = self.vector.reset(seed=seed)[0] if len(lanes) == self.n else self._masked(lanes, seed)
         return take(observation, lanes)
 
     def _masked(self, lanes: Sequence[int], seed: Any) -> Any:
@@ -115,11 +113,9 @@ class MaskedEngine(VectorEngine):
         mask[list(lanes)] = True
         return self.vector.reset(seed=seed, options={"reset_mask": mask})[0]
 
-    def _all_seeds(self, seeds: Seeds) -> Any:
-        return seeds[0]  # the interface promises no more than one number, from which the engine seeds its lanes
-
-    def _some_seeds(self, lanes: Sequence[int], seeds: Seeds) -> Any:
-        return None
+    def _seed(self, lanes: Sequence[int], seeds: Seeds) -> Any:
+        """Return what the engine is given: one number, from which it seeds all of its lanes, or none."""
+        return seeds[0] if len(lanes) == self.n else None
 
     # ---- probes --------------------------------------------------------------------------------------------------
     def spares_other_lanes(self) -> bool:
@@ -168,14 +164,9 @@ class SeededEngine(MaskedEngine):
 
     seeds_episodes = True
 
-    def _all_seeds(self, seeds):
-        return None if all(seed is None for seed in seeds) else list(seeds)
-
-    def _some_seeds(self, lanes, seeds):
-        given: list[int | None] = [None] * self.n
-        for lane, seed in zip(lanes, seeds, strict=True):
-            given[lane] = seed
-        return given
+    def _seed(self, lanes, seeds):
+        given = dict(zip(lanes, seeds, strict=True))
+        return [given.get(lane) for lane in range(self.n)]
 
 
 class AtariEngine(MaskedEngine):
@@ -198,14 +189,12 @@ class AtariEngine(MaskedEngine):
         observation = super().reset(lanes, seeds)
         return observation[:, 0] if self._one else observation
 
-    def _all_seeds(self, seeds):
+    def _seed(self, lanes, seeds):
         if all(seed is None for seed in seeds):
             return None
-        return np.array([-1 if seed is None else seed for seed in seeds], np.int64)  # -1: go on with its own stream
-
-    def _some_seeds(self, lanes, seeds):
-        # the mask's order is that of the lanes' numbers, the seeds come in the order of `lanes`
-        return self._all_seeds([seed for _, seed in sorted(zip(lanes, seeds, strict=True))])
+        # the mask's order is that of the lanes' numbers; -1: go on with its own stream
+        given = dict(zip(lanes, seeds, strict=True))
+        return np.array([-1 if given[lane] is None else given[lane] for lane in sorted(given)], np.int64)
 
 
 # ---- lanes reset themselves within the step --------------------------------------------------------------------------

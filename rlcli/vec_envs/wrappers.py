@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +82,13 @@ class ActionMask(gym.Wrapper, gym.utils.RecordConstructorArgs):
     def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
         mask = info.get(self._key)
         if mask is None:
-            method = next((m for env in _inwards(self.env) if (m := getattr(env, "action_masks", None))), None)
-            if method is None:
+            if not self.env.has_wrapper_attr("action_masks"):
                 raise EnvError(
                     f"there is no action mask: info has no '{self._key}', and the env no method action_masks()",
                     where="env.wrappers: ActionMask", why=f"info has {', '.join(info) or 'nothing'}",
                     fix="Say which key of info it is: env.wrappers=[{ActionMask: {key: NAME}}].",
                 )  # fmt: skip
-            mask = method()
+            mask = self.env.get_wrapper_attr("action_masks")()
         flags = np.asarray(mask).reshape(-1).astype(np.int8)
         if flags.size != self._size:
             raise EnvError(
@@ -97,14 +96,6 @@ class ActionMask(gym.Wrapper, gym.utils.RecordConstructorArgs):
                 why=f"it has {flags.size} flags, and the actions have {self._size} options",
             )  # fmt: skip
         return {**({OBSERVATION: observation} if self._plain else observation), ACTION_MASK: flags}
-
-
-def _inwards(env: gym.Env) -> Iterator[gym.Env]:
-    """Iterate over an env and those that it wraps."""
-    while isinstance(env, gym.Wrapper):
-        yield env
-        env = env.env
-    yield env
 
 
 def _are_places(entries: Any, size: int) -> bool:
@@ -131,7 +122,7 @@ class BoundAction(gym.Wrapper, gym.utils.RecordConstructorArgs):
         self.action_space = gym.spaces.Box(least, most, dtype=space.dtype.type)
 
 
-class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
+class LinearReward(gym.RewardWrapper, gym.utils.RecordConstructorArgs):
     """Weight and sum a reward vector, as envs of mo-gymnasium give it."""
 
     def __init__(self, env: gym.Env, weight: Sequence[float]) -> None:
@@ -139,10 +130,8 @@ class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
         super().__init__(env)
         self._weight = np.asarray(weight, np.float64)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward: Any
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, float(np.dot(self._weight, reward)), terminated, truncated, info
+    def reward(self, reward: Any) -> float:
+        return float(np.dot(self._weight, reward))
 
 
 class FireReset(gym.Wrapper, gym.utils.RecordConstructorArgs):

@@ -13,6 +13,7 @@ from worlds import Counter
 
 from rlcli.collectors import Collector, MultiSyncCollector
 from rlcli.collectors.devices import on_device, one_device, place, resolve, synchronize
+from rlcli.collectors.options import CollectorOptions
 from rlcli.envs import EnvBase, GymEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.specs import Categorical, Composite, Unbounded
@@ -21,15 +22,19 @@ from rlcli.weight_update.tensors import matched, wait, write
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
+def placed(**devices):
+    return place(CollectorOptions(create_env_fn=Counter, **devices))
+
+
 def test_on_one_device_nothing_is_copied_and_nothing_waits():
     for arguments in ({}, {"device": "cpu"}, {"policy_device": "cpu"}, {"storing_device": "cpu"}):
-        found = place(**arguments)
+        found = placed(**arguments)
         assert not found.policy_is_elsewhere and not found.storing_is_elsewhere
 
 
 def test_a_policy_elsewhere_has_rows_copied_and_storage_elsewhere_batches():
-    assert place(policy_device=META).policy_is_elsewhere and not place(policy_device=META).storing_is_elsewhere
-    assert place(storing_device=META).storing_is_elsewhere and not place(storing_device=META).policy_is_elsewhere
+    assert placed(policy_device=META).policy_is_elsewhere and not placed(policy_device=META).storing_is_elsewhere
+    assert placed(storing_device=META).storing_is_elsewhere and not placed(storing_device=META).policy_is_elsewhere
 
 
 def test_the_cpu_is_one_device_whatever_its_index():
@@ -42,7 +47,7 @@ def test_the_cpu_is_one_device_whatever_its_index():
 
 
 def test_device_sets_all_three_and_each_may_override_it():
-    found = place(device=META, env_device="cpu")
+    found = placed(device=META, env_device="cpu")
     assert (found.env, found.policy, found.storing) == (CPU, META, META)
 
 

@@ -2,8 +2,8 @@
 
 | file | what it runs |
 |---|---|
-| `actor` | no policy: uniform actions of the action space |
-| `rows` | a policy that is a function of rows (`modules.actor`): `addmm`, cells, modules; then a draw |
+| `actor` | nothing: what each reads and writes, and what is refused of it |
+| `rows` | no policy, or one that is a function of rows (`modules.actor`): `addmm`, cells, modules; then a draw |
 | `tensordict` | any callable on a tensordict, as it is |
-| `choose` | decides between the last two |
+| `which_actor` | decides between the last two |
 """

@@ -130,7 +130,12 @@ class BoundFastActor(BoundActor):
                 runs.append(stage.module.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
             elif not stage.is_plain(StateIndependentScale):
                 runs.append(_on_the_rows(stage, self.rows))
-        return runs[0] if len(runs) == 1 else _all(runs)
+
+        def forward(t: int) -> None:
+            for run in runs:
+                run(t)
+
+        return runs[0] if len(runs) == 1 else forward
 
     def _called(self) -> Callable[[int], None]:
         """Return `forward(t)`, which calls modules with what a tensordict of the step would hold."""
@@ -163,14 +168,10 @@ class BoundFastActor(BoundActor):
         parameters += [p for cells in self.actor.cells if cells is not None for own in cells.weights() for p in own]
         return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
 
-    def fill_constants(self, first: int) -> None:
-        """Write the outputs that are the same at every step, from step `first` on."""
+    def _write_constants(self, first: int) -> None:
+        """Write the outputs that are the same at every step, from step `first` on, and check them once."""
         for key, scale in self.scales.items():
             self.kept[key][first:] = scale.value().detach()
-
-    def _check_constants(self, first: int) -> None:
-        """Check what is the same at every step once, before the first; the networks' outputs at every step."""
-        for key in self.scales:
             if not bool(torch.isfinite(self.kept[key][first:]).all()):
                 raise NumericsError(
                     f"the policy's {show(key)} is not finite", why="a weight is NaN or infinite",
@@ -188,8 +189,7 @@ class BoundFastActor(BoundActor):
     def _follow_weights(self, first: int) -> None:
         if self.version != self.actor.version or self._places() != self.seen:
             self._bind_weights()
-        self.fill_constants(first)
-        self._check_constants(first)
+        self._write_constants(first)
 
     def renew(self, t) -> None:
         self.actor.refresh()
@@ -220,37 +220,26 @@ class BoundFastActor(BoundActor):
             self.noise[t - self.first :] = self.actor.function.family.settled(self.drawn[t - self.first :], width)
 
     def _actor(self, first: int) -> Callable[[int], np.ndarray]:
-        forward, taken, params = self.forward, self.taken_rows, self.param_rows
-        noise = self.noise
-        family = self.actor.function.family
-        draw, mode = family.draw_rows, family.mode_rows
-
+        forward, taken, params, noise = self.forward, self.taken_rows, self.param_rows, self.noise
+        draw, mode = self.actor.function.family.draw_rows, self.actor.function.family.mode_rows
+        drawn = self.drawn is not None
+        masked = any(stage.is_plain(LogitMask) for stage in self.actor.function.stages)
         # x . 1 is finite unless x holds a NaN or an infinity: one call before every env step
         flat, ones, isfinite = self.flat_rows, np.ones(self.flat_rows[0].size, np.float32), math.isfinite
         more = self.more_rows if self.more_rows and self.more_rows[0] else None  # a deviation that the network computes
 
         def odd(t: int) -> bool:
-            return more is not None and any(not isfinite(row.dot(ones)) for row in more[t])
+            return masked or any(not isfinite(row.dot(ones)) for row in more[t])  # type: ignore[index]
 
-        def act_drawn(t: int) -> np.ndarray:
+        # what is masked is infinite at most steps: the family is asked at once
+        looks_on = masked or more is not None
+
+        def act(t: int) -> np.ndarray:
             forward(t)
-            if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
+            if (looks_on and odd(t)) or not isfinite(flat[t].dot(ones)):
                 self._check_odd(t)
-            return draw(params[t], noise[t - first], taken[t])
+            return draw(params[t], noise[t - first], taken[t]) if drawn else mode(params[t], taken[t])
 
-        def act_mode(t: int) -> np.ndarray:
-            forward(t)
-            if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
-                self._check_odd(t)
-            return mode(params[t], taken[t])
-
-        def act_masked(t: int) -> np.ndarray:  # what is masked is infinite at most steps: the family is asked at once
-            forward(t)
-            self._check_odd(t)
-            return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
-
-        masked = any(stage.is_plain(LogitMask) for stage in self.actor.function.stages)
-        act = act_masked if masked else act_mode if self.drawn is None else act_drawn
         loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
 
@@ -277,11 +266,7 @@ class BoundFastActor(BoundActor):
             )  # fmt: skip
         column = data.get(ACTION)
         if column is not None:
-            across = taken.swapaxes(0, 1)  # [N, steps, *]
-            if actions.encoded:
-                actions.encode(across, column[:, first:last])
-            else:
-                column[:, first:last] = across
+            actions.store(taken.swapaxes(0, 1), column[:, first:last])  # [N, steps, *]
         log_prob_key = self.actor.function.log_prob_key
         if log_prob_key in data:
             params = tuple(param[first:last] for param in self.params)
@@ -318,52 +303,27 @@ def _on_the_rows(stage: Stage, rows: Rows) -> Callable[[int], None]:
     return run
 
 
-def _all(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
-    def forward(t: int) -> None:
-        for run in runs:
-            run(t)
-
-    return forward
-
-
 class BoundRandom(BoundActor):
     def __init__(self, actor: RandomActor, columns: Columns, lanes: int, states: States) -> None:
         self.actions, self.lanes = actor.actions, lanes
         self.action = columns.data.get(ACTION)
         self.key, self.shape = actor.log_prob_key, actor.log_prob_shape
         self.log_prob = None if self.key is None else columns.data.get(self.key)
-        self.first = 0
+        self.each = bool(self.shape) and self.shape == self.actions.shape  # one number a part
         key = actor.mask_key
         self.masks = None if key is None else [row.reshape(lanes, -1) for row in columns.rows[key]]
 
     def begin(self, noise, first, last) -> None:
-        each = bool(self.shape) and self.shape == self.actions.shape
-        shape = self.actions.shape
-        self.first = first
+        if self.log_prob is not None and self.key is not None and not self.each and math.prod(self.shape) != 1:
+            raise ArgumentError(
+                f"the first frames' random actions have no {show(self.key)} like the policy's",
+                why=f"the policy writes {self.shape} numbers a step for an action of shape {self.actions.shape}",
+                fix="Use init_random_frames=0, or sum the policy's log-probabilities over the action.",
+            )
+        shape, self.first = self.actions.shape, first
         self.uniform = noise.peek(lambda generator, t: generator.random((t, *shape)), last - first, math.prod(shape))
-        drawn, density = self.actions.from_uniform(self.uniform, each=each)  # [steps, N, *] both
-        self.rows = list(drawn)
-        if self.masks is None:
-            self._store(drawn, density, each, first, last)
-        else:
-            self.drawn, self.density = drawn, np.empty(self.uniform.shape)
-
-    def _store(self, drawn: np.ndarray, density: np.ndarray, each: bool, first: int, last: int) -> None:
-        if self.action is not None:
-            column = self.action[:, first:last]
-            across = drawn.swapaxes(0, 1)  # [N, steps, *]
-            if self.actions.encoded:
-                self.actions.encode(across, column)
-            else:
-                column[...] = across
-        if self.log_prob is not None and self.key is not None:
-            if not each and math.prod(self.shape) != 1:
-                raise ArgumentError(
-                    f"the first frames' random actions have no {show(self.key)} like the policy's",
-                    why=f"the policy writes {self.shape} numbers a step for an action of shape {self.actions.shape}",
-                    fix="Use init_random_frames=0, or sum the policy's log-probabilities over the action.",
-                )
-            self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
+        self.drawn, self.density = self.actions.from_uniform(self.uniform)  # [steps, N, *] both
+        self.rows = list(self.drawn)
 
     def act(self, t: int):
         offset = t - self.first
@@ -374,8 +334,10 @@ class BoundRandom(BoundActor):
         return self.rows[offset]
 
     def end(self, first, last) -> None:
-        if self.masks is not None:
-            each = bool(self.shape) and self.shape == self.actions.shape
-            taken = slice(last - first)
-            density = self.density[taken] if each else self.density[taken].reshape(last - first, self.lanes, -1).sum(-1)
-            self._store(self.drawn[taken], density, each, first, last)
+        steps, taken = last - first, slice(last - first)
+        if self.action is not None:
+            self.actions.store(self.drawn[taken].swapaxes(0, 1), self.action[:, first:last])  # [N, steps, *]
+        if self.log_prob is not None:
+            density = self.density[taken]
+            density = density if self.each else density.reshape(steps, self.lanes, -1).sum(-1)
+            self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, steps, *self.shape)

@@ -7,6 +7,7 @@ writes `("next", h)`: that output of step t goes into row t+1, where step t+1 re
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +38,6 @@ from rlcli.keys import ACTION, ACTION_LOG_PROB, END_FLAGS, NEXT, SAMPLE_LOG_PROB
 from rlcli.modules.distributions import family_of, param_keys
 from rlcli.specs.dtypes import numpy_dtype, torch_dtype
 from rlcli.specs.field import Field, Fields
-from rlcli.vec_envs.actions import ActionFormat, in_a_line
 
 if TYPE_CHECKING:
     from rlcli.collectors.batch import Columns
@@ -174,12 +174,13 @@ class BoundTensorDict(BoundActor):
         row = self.rows[ACTION][t]
         if action.shape != row.shape:  # `copy_` would spread it
             raise changed_output(ACTION, action, row, action.dtype, t)
-        if actor.actions.kind == "multi_binary":
-            _refuse_no_bits(action, t)
-        if actor.actions.encoded and action.is_floating_point():
-            _refuse_soft(action, t)
         row.copy_(action)
-        return _loop_action(actor.actions, self.action_rows[t], t)
+        if actor.actions.kind == "box":
+            if not np.isfinite(self.action_rows[t]).all():
+                raise not_finite(ACTION, NOT_STEPPED.format(t))
+            return self.action_rows[t]
+        exact = action.float() if action.is_floating_point() else action  # the row may have cut it short
+        return actor.actions.checked(exact.detach().numpy(), partial(_unfit, t))
 
     def _check_states(self, out: TensorDictBase, outputs: Outputs, t: int) -> None:
         """Learn from an untried policy's first step which states it carries."""
@@ -233,49 +234,10 @@ def _late_output(what: str, why: str, fix: str) -> ArgumentError:
     return ArgumentError(f"the policy's {what}", where="the env was not stepped", why=why, fix=fix or None)
 
 
-def _loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
-    """Check the actions `[N, *]` and return them as the env's loop takes them."""
-    if actions.kind == "box":
-        if not np.isfinite(row).all():
-            raise not_finite(ACTION, NOT_STEPPED.format(t))
-        return row
-    if actions.encoded and not actions.is_one_hot(row):
-        raise _no_one_hot(row.tolist(), t)
-    decoded = actions.decode(row)
-    if actions.kind == "discrete":
-        chosen = decoded.tolist()  # of a few numbers, the ends are found sooner than in an array
-        if not 0 <= min(chosen) <= max(chosen) < actions.nvec[0]:
-            raise _out_of_range(actions, decoded, t)
-    elif actions.kind == "multi_discrete" and (decoded.min() < 0 or (decoded > actions.last).any()):
-        raise _out_of_range(actions, decoded, t)
-    return decoded
-
-
-def _refuse_no_bits(value: torch.Tensor, t: int) -> None:
-    """Raise where an action of a MultiBinary space is other than 0 and 1, before the row's int8 cuts it short."""
-    if bool((value.to(torch.int64) >> 1).any()):
-        raise ArgumentError(
-            "the policy's action is out of range", where=NOT_STEPPED.format(t),
-            why=f"expected 0 and 1, got {value.tolist()}",
-        )  # fmt: skip
-
-
-def _refuse_soft(value: torch.Tensor, t: int) -> None:
-    """Raise where a one-hot action is made of parts, before the row's int64 cuts them short."""
-    if bool((value != value.round()).any()):
-        raise _no_one_hot(value.tolist(), t)
-
-
-def _no_one_hot(value: list, t: int) -> ArgumentError:
+def _unfit(t: int, what: str, expected: str, got: str) -> ArgumentError:
+    """Return the error for an action that the env has not."""
     return ArgumentError(
-        "the policy's action is not one-hot", where=NOT_STEPPED.format(t),
-        why=f"expected a single 1 a choice, got {value}",
-        fix="Write one_hot(action.argmax(-1), n), or draw the action from these numbers.",
-    )  # fmt: skip
-
-
-def _out_of_range(actions: ActionFormat, chosen: np.ndarray, t: int) -> ArgumentError:
-    return ArgumentError(
-        "the policy's action is out of range", where=NOT_STEPPED.format(t),
-        why=f"expected {actions.offered}, got {in_a_line(chosen)}",
+        f"the policy's action is {what}", where=NOT_STEPPED.format(t), why=f"expected {expected}, got {got}",
+        fix="Write one_hot(action.argmax(-1), n), or draw the action from these numbers."
+        if what == "not one-hot" else None,
     )  # fmt: skip

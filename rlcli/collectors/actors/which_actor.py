@@ -33,8 +33,7 @@ _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERM
 
 def choose_actor(
     policy: Callable[[TensorDictBase], TensorDictBase], setting: PolicyContext,
-    legal: Callable[[Key, np.ndarray], np.ndarray] = lambda key, values: values, *, whole: bool = False,
-    early: bool = False,
+    legal: Callable[[Key, np.ndarray], np.ndarray], *, whole: bool = False, early: bool = False,
 ) -> ActorRunner:  # fmt: skip
     """Return what runs a policy, TensorDict -> TensorDict with `action`; on another device it is called as it is.
 

@@ -25,7 +25,7 @@ from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
 from rlcli.collectors.devices import resolve, synchronize
 from rlcli.collectors.finish import Delivered, Shares
-from rlcli.collectors.options import PARENT, CollectorOptions, counted, in_scope
+from rlcli.collectors.options import HOOKS, PARENT, CollectorOptions, counted, in_scope
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.workers.batches import Outside, merged
 from rlcli.collectors.workers.each import (
@@ -137,7 +137,8 @@ class MultiProcessCollector(BaseCollector):
             warn_of_cores(len(makers))
         else:
             check_elsewhere(options, start_method, weight_sync_schemes)
-        body, threads = sent("hooks", self._hooks, shared=local), counted("num_threads", num_threads, 1)
+        hooks = parent.pre_collect_hook, parent.post_collect_hook
+        body, threads = sent("hooks", hooks, shared=local), counted("num_threads", num_threads, 1)
         learned, quiet = told() if local else told().elsewhere(), _quiet(filter_warnings_subprocess)
         self.group = CollectorWorkers(
             [WorkerSpec(pickled(one, shared=local), body, learned, threads, quiet) for one in each],
@@ -163,6 +164,10 @@ class MultiProcessCollector(BaseCollector):
             raise
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in HOOKS and hasattr(self, "group"):
+            self.background.refuse()
+            hooks = {each: getattr(self, each) for each in HOOKS} | {name: arguments.callable_(name, value)}
+            self.group.set_hooks(sent("hooks", (*hooks.values(),), shared=self.group.rows.shares))
         if name != "frames_per_batch" or not isinstance(value, list | tuple):
             super().__setattr__(name, value)
             return
@@ -361,11 +366,6 @@ class MultiProcessCollector(BaseCollector):
 
     def _seed(self, seed: int, episode_seeds: bool) -> None:
         self.group.call("set_seed", seed, episode_seeds=episode_seeds)
-
-    def _set_hooks(self, before: Callable | None, after: Callable | None) -> None:
-        self.background.refuse()
-        self.group.set_hooks(sent("hooks", (before, after), shared=self.group.rows.shares))
-        super()._set_hooks(before, after)
 
     def limit_episodes(self, steps: int) -> bool:
         """See `Collector.limit_episodes`."""
