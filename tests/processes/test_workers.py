@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,8 @@ def test_memory_is_shared_and_has_no_name():
     workers.order(1, packed(("map",)), attachments=[region.fd])
     workers.order(1, [packed(("add", lane)) for lane in range(2)])
     assert region.arrays["numbers"].tolist() == [*(worker.pid for worker in workers.workers), 0, 0]
-    assert region.arrays["a", "pair"].shape == (2, 3) and os.readlink(f"/proc/self/fd/{region.fd}").startswith("/memfd:")
+    assert region.arrays["a", "pair"].shape == (2, 3)
+    assert os.readlink(f"/proc/self/fd/{region.fd}").startswith("/memfd:")
     region.forget_fd()
     workers.close()
 
@@ -300,7 +302,7 @@ def _runs(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("method", "within"),
-    [*[(method, 30.0) for method in METHODS], *[pytest.param(method, 2.0, marks=pytest.mark.slow) for method in METHODS]],
+    [*product(METHODS, [30.0]), *(pytest.param(method, 2.0, marks=pytest.mark.slow) for method in METHODS)],
 )
 def test_workers_of_a_killed_parent_die_with_it(tmp_path, method, within):
     parent, pids = _parent(tmp_path, method, SLEEPS)
