@@ -18,6 +18,7 @@ if importlib.util.find_spec("pandas") is None:
     sys.modules["pandas"] = None  # tensordict looks for it on the disk whenever a module of it writes a tensor
 
 import pytest
+from forked_programs import fork_cheaply
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("shared_cores", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -85,6 +86,7 @@ def pytest_collection_finish() -> None:
 def _imported_stays() -> None:
     """What is imported by now stays: looking through it again and again was a fifth of the suite's time."""
     gc.freeze()
+    fork_cheaply()
 
 
 @pytest.fixture(scope="module", autouse=True)

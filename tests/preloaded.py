@@ -7,6 +7,7 @@ import sys
 import types
 from pathlib import Path
 
+import gymnasium.envs.classic_control
 import hypothesis
 import psutil
 import pytest
@@ -21,7 +22,9 @@ from rlcli.processes import group, process, watchdog, worker
 from rlcli.processes.channel import packed, unpacked
 from rlcli.transforms import *
 from rlcli.weight_update import *
-from tests.forked_programs import end_as
+from tests.forked_programs import end_as, fork_cheaply
+
+fork_cheaply()
 
 
 @pytest.fixture

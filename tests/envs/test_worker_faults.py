@@ -127,11 +127,11 @@ def through(count: int, seed: int, resets_follow: bool) -> None:
             assert lost in (set(), {2 * worker, 2 * worker + 1})
         else:  # with so short a time to answer in, the other may have been late too
             assert lost >= {2 * worker, 2 * worker + 1} and (len(lost) == 2 or fault == "stopped"), fault
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
     assert times() >= len(faults) * count
     assert sum(steps for _, steps in env.vec_env.restarts) == found
     env.close()
-    assert all(worker.exit_code(2.0) is not None for worker in env.vec_env.group.workers)
+    assert all(worker.exit_code(20.0) is not None for worker in env.vec_env.group.workers)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_worker_that_hangs_in_python_is_replaced(no_limit):
     began = time.monotonic()
     with pytest.warns(UserWarning, match=r"envs 2 to 3, .*not answering for 0.6 s; restarted"):
         assert book.go("hangs", 1) == {2, 3}
-    assert TIMEOUT <= time.monotonic() - began < 10 and env.vec_env.restarts == [(0, 0), (1, 2)]
+    assert TIMEOUT <= time.monotonic() - began < 60 and env.vec_env.restarts == [(0, 0), (1, 2)]
     env.close()
 
 
@@ -317,10 +317,10 @@ def test_a_worker_that_fails_is_named(fault):
         for _ in range(1 << 20):
             book.go(fault, 1)
             fault = None
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert "Falling, env" in str(caught.value) and re.search(lane, str(caught.value))
     env.close()
-    assert all(worker.exit_code(2.0) is not None for worker in env.vec_env.group.workers)
+    assert all(worker.exit_code(20.0) is not None for worker in env.vec_env.group.workers)
 
 
 STOPPED = """
@@ -408,7 +408,7 @@ def test_a_first_try_that_hangs_is_ended(kind, at):
         sentence = rf"no answer for 0.6 s \(Hanging, .*a trial run has not returned{place}"
         with pytest.raises(EnvError, match=sentence):
             collector.remember_episodes(10)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 100
 
 
 @pytest.mark.parametrize("kind", ["serial", "parallel", "caller steps"])

@@ -113,7 +113,7 @@ def test_a_wake_that_was_missed_costs_a_moment(monkeypatch):
         time.sleep(0.01)  # they sleep
         began = time.monotonic()
         count(group, arrays)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 10
     group.close()
 
 
@@ -184,7 +184,7 @@ def test_the_end_of_a_worker_is_noticed_while_its_answer_is_waited_for():
     began = time.monotonic()
     with refused(Lost, "SIGKILL") as caught:
         group.answers()
-    assert caught.value.index == 1 and time.monotonic() - began < 1
+    assert caught.value.index == 1 and time.monotonic() - began < 10
     group.close()
 
 

