@@ -19,6 +19,7 @@ from tensordict.nn import TensorDictModule
 
 from rlcli.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
 from rlcli.collectors.workers import group
+from rlcli.collectors.workers.asynchronous import RemoteCollector
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
@@ -335,6 +336,19 @@ def test_collecting_goes_on_wherever_ctrl_c_came(kind):
                     break
             else:
                 raise AssertionError(f"{c.policy_version}: {c.group.records}")
+
+
+class Away(RemoteCollector):
+    """A user's own, which decides by itself whether workers wait for each other."""
+
+    def __init__(self, makers, *, waits: bool, **options):
+        super().__init__(makers, transport=Loopback, sync=waits, **options)
+
+
+@pytest.mark.parametrize(("waits", "kind"), [(True, MultiSyncCollector), (False, MultiAsyncCollector)])
+def test_a_subclass_may_say_whether_workers_wait(waits, kind):
+    with Away([cartpole] * 2, waits=waits, frames_per_batch=64, total_frames=128) as c:
+        assert isinstance(c, (Away, kind)) and type(c).__name__ == "Away" and len(c.next()) == (2 if waits else 64)
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class DistributedCollector(RemoteCollector):
         arguments.choice("launcher", launcher, LAUNCHERS)
         self._launcher = partial(LAUNCHERS[launcher], slurm_kwargs=slurm_kwargs or {})
         self._shared: dict[str, Any] = {"backend": backend, "timeout": timeout, "path": tuple(sys.path)}
-        super().__init__(create_env_fn, policy, transport=self._transport, **options)
+        super().__init__(create_env_fn, policy, sync=sync, transport=self._transport, **options)
 
     def _transport(self, count: int) -> Remote:
         launcher = self._launcher(Peer(self._serve, REMOTE, count + 1, settings=self._settings, **self._shared))

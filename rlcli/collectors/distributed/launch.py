@@ -375,7 +375,11 @@ def submitit_delayed_launcher(
                 loopback=collection.get("cluster") == "local", path=tuple(sys.path),
             )  # fmt: skip
             job = main_jobs.submit(_main, str(folder), main, args, kwargs)
-            others.map_array(Peer.run, [replace(peer, rank=rank) for rank in range(1, peer.size)])
+            try:
+                others.map_array(Peer.run, [replace(peer, rank=rank) for rank in range(1, peer.size)])
+            except BaseException:  # of sbatch: nobody would come to it
+                job.cancel()
+                raise
             return job
 
         return submit

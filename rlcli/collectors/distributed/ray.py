@@ -91,7 +91,7 @@ class RayCollector(RemoteCollector):
             each = [one.get(name) for one in further for _ in range(self._each)]
             options[name] = each[0] if all(value is each[0] for value in each) else each
         makers = [maker for maker in makers for _ in range(self._each)]
-        super().__init__(makers, policy, transport=self._remote, **options)
+        super().__init__(makers, policy, sync=sync, transport=self._remote, **options)
 
     def _remote(self, count: int) -> RayRemote:
         cpus = self._each * sum(each.get("num_cpus", 1) for each in self._resources)

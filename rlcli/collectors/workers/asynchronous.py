@@ -293,12 +293,13 @@ class MultiCollector(MultiProcessCollector):
 class RemoteCollector(MultiProcessCollector):
     """Base of collectors with workers elsewhere: each is one of the two kinds, as its option `sync` says."""
 
-    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RemoteCollector:
-        return object.__new__(_kind(cls, sync))  # type: ignore[arg-type]
+    def __init__(self, *given: Any, sync: bool = False, **options: Any) -> None:
+        self.__class__ = _kind(type(self), sync)  # from here on, as a subclass of the user's may say which
+        super().__init__(*given, **options)
 
 
 @functools.cache
-def _kind(cls: type, sync: bool) -> type:
+def _kind(cls: type, sync: bool) -> Any:
     kinds = MultiSyncCollector, MultiAsyncCollector
     return cls if issubclass(cls, kinds) else type(cls.__name__, (cls, kinds[not sync]), {"__module__": cls.__module__})
 
