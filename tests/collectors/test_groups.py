@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -191,6 +192,20 @@ def test_jobs_beside_the_one_that_learns(tmp_path, monkeypatch):
         2, submitit_main_conf=local, submitit_collection_conf=local, folder=tmp_path, timeout=60
     )(learn)(2)
     assert job.result() == 128
+
+
+def test_the_job_that_learns_is_cancelled_where_those_beside_it_are_refused(tmp_path, monkeypatch):
+    cancelled = []
+
+    def refuse(*given):
+        raise OSError("sbatch: error")
+
+    job = SimpleNamespace(cancel=lambda: cancelled.append(True))
+    executor = SimpleNamespace(submit=lambda *given: job, map_array=refuse)
+    monkeypatch.setattr(launch, "executor_of", lambda *given: executor)
+    with pytest.raises(OSError, match="sbatch"):
+        submitit_delayed_launcher(2, folder=tmp_path)(learn)(2)
+    assert cancelled
 
 
 def test_who_does_not_come_is_named(tmp_path, monkeypatch):
