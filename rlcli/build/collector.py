@@ -88,9 +88,12 @@ def build_collector(
 def serve_as_rank(cfg: CollectConfig) -> None:
     """Serve the run of rank 0, and exit, where torchrun started this process for that."""
     c = cfg.collector
-    if isinstance(c, DistributedOptions) and c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
-        from rlcli.collectors.distributed.launch import REMOTE, SERVE, Launcher, Peer
+    if not isinstance(c, DistributedOptions):
+        return
+    from rlcli.collectors.distributed.launch import REMOTE, SERVE, Launcher, Peer, check_backend
 
+    check_backend(c.backend)
+    if c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
         size = len(shares(cfg)) + 1
         Launcher(Peer(SERVE["distributed"], REMOTE, size, c.backend, c.timeout, path=tuple(sys.path)), {}).own.run()
         sys.exit(0)

@@ -15,7 +15,7 @@ from rlcli.build.trained_run import trained
 from rlcli.build.workload import envs_of
 from rlcli.collectors.distributed import launch
 from rlcli.config import compose
-from rlcli.errors import ConfigError
+from rlcli.errors import ArgumentError, ConfigError
 from rlcli.planning.tensors import CLUSTER, REMOTE_WORKER
 from rlcli.runs.sweep import note_sweep
 
@@ -141,6 +141,16 @@ def test_a_rank_above_0_serves_before_there_is_a_run_folder(verb, everything, tm
     assert not end.value.code and sorted(tmp_path.iterdir()) == there
     (peer,) = served
     assert (peer.rank, peer.size, peer.backend, peer.file) == (2, 3, "gloo", None)
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_a_backend_that_torch_lacks_is_refused_before_there_is_a_run_folder(verb, everything, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.distributed.is_mpi_available", lambda: False)
+    monkeypatch.setattr("gymnasium.make", None)
+    with refused(ArgumentError, "this torch has no mpi gloo"):
+        getattr(build, verb)(configure(verb, ["collector=distributed", "collector.backend=mpi"]))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_counts_what_runs_on_this_machine(everything):

@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.distributed.group_remote import GroupRemote
-from rlcli.collectors.distributed.launch import BACKENDS, LAUNCHERS, SERVE, Launcher, Peer
+from rlcli.collectors.distributed.launch import LAUNCHERS, SERVE, Launcher, Peer, check_backend
 from rlcli.collectors.workers.asynchronous import RemoteCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
@@ -68,9 +66,7 @@ class DistributedCollector(RemoteCollector):
         timeout: float = 120.0, **options: Any,
     ) -> None:  # fmt: skip
         name = type(self).__name__
-        arguments.choice("backend", backend, BACKENDS)
-        refuse(not getattr(dist, f"is_{backend}_available")(), f"this torch has no {backend}",
-               why="it was built without", fix="Use backend='gloo'.")  # fmt: skip
+        check_backend(backend)
         refuse(options.get("on_worker_error", "raise") != "raise", f"a {name} cannot replace a worker",
                why="the ranks of a group are fixed", fix="Use a RayCollector, or on_worker_error='raise'.")  # fmt: skip
         refuse(options.get("preemptive_threshold") is not None, f"a {name} has no preemptive_threshold",

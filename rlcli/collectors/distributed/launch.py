@@ -309,6 +309,13 @@ def _check_own(path: Path) -> None:
            fix=f"chmod go-rwx {path}, as its owner.")  # fmt: skip
 
 
+def check_backend(backend: str) -> None:
+    """Refuse a backend that this torch lacks."""
+    arguments.choice("backend", backend, BACKENDS)
+    refuse(not getattr(dist, f"is_{backend}_available")(), f"this torch has no {backend}",
+           why="it was built without", fix="Use backend='gloo'.")  # fmt: skip
+
+
 def shared_key() -> bytes:
     """Return the key in the file that `RLCLI_KEY_FILE` names."""
     name = os.environ.get(KEY_FILE)
