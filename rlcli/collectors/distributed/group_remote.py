@@ -169,16 +169,35 @@ class GroupRemote:
 
 
 def serve(peer: Peer) -> None:
-    """Carry out the orders of rank 0 until it says that there are no more, or ends."""
+    """Carry out the orders of rank 0 until it says that there are no more, or ends: a thread sees that at once."""
     peer.meet(GroupRemote._join)
     link, worker = Link(0, peer, learner=False), RemoteWorker(peer.target)
+    orders, over = queue.Queue[Message | Exception | None](), threading.Event()
+    threading.Thread(target=_receive, args=(peer, link, orders, over), daemon=True).start()
     try:
-        while (order := link.receive()).kind != END:
+        while isinstance(order := orders.get(), Message):
             link.send(answer(worker, order))
+            orders.task_done()
+        if order is not None:
+            raise order
     except RuntimeError:  # rank 0 has ended
         pass
     finally:
         worker.close()
+        over.set()
+
+
+def _receive(peer: Peer, link: Link, orders: queue.Queue[Message | Exception | None], over: threading.Event) -> None:
+    end: Exception | None = None
+    try:
+        while (order := link.receive()).kind != END:
+            orders.put(order)
+            if peer.backend != "gloo":  # others send nothing while they receive
+                orders.join()
+    except Exception as error:
+        end = error
+    orders.put(end)
+    peer.leave(over)
 
 
 def answer(worker: RemoteWorker, order: Message) -> Message:

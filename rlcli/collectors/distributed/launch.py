@@ -95,6 +95,12 @@ class Peer:
         if theirs:
             ignore_terminal()
 
+    @staticmethod
+    def leave(over: threading.Event) -> None:
+        """End this process soon, whatever its env does, unless what it serves is `over`: rank 0 has gone."""
+        if not over.wait(_GRACE):
+            os._exit(0)
+
     def run(self) -> None:
         """Serve rank 0 until it ends, or closes the group."""
         os.environ.update(self.interface)
