@@ -294,7 +294,7 @@ class RemoteCollector(MultiProcessCollector):
     """Base of collectors with workers elsewhere: each is one of the two kinds, as its option `sync` says."""
 
     def __init__(self, *given: Any, sync: bool = False, **options: Any) -> None:
-        self.__class__ = _kind(type(self), sync)  # from here on, as a subclass of the user's may say which
+        self.__class__ = _kind(type(self), sync)  # type: ignore[arg-type] # from here on, as a subclass of the user's may say which
         super().__init__(*given, **options)
 
 
