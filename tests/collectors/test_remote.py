@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
@@ -336,6 +337,29 @@ def test_collecting_goes_on_wherever_ctrl_c_came(kind):
                     break
             else:
                 raise AssertionError(f"{c.policy_version}: {c.group.records}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_waited_is_counted(kind, monkeypatch):
+    now = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(group, "time", clock)
+    monkeypatch.setattr(replacing, "time", clock)
+    with kind([cartpole], actor(), transport=Loopback, frames_per_batch=16) as c:
+        first = c.group.processes.first
+
+        def slow():
+            nonlocal now
+            begun, answer = now, first()
+            now = begun + 5
+            c.group.processes.came = begun + 3 if c.frames == 0 else begun - 2
+            return answer
+
+        monkeypatch.setattr(c.group.processes, "first", slow)
+        c.next()
+        assert c.workers[0].waited == (3.0, 0.0)
+        c.next()
+        assert c.workers[0].waited == (3.0, 2.0) and c.figures()["workers"][0]["waited"] == (3.0, 2.0)
 
 
 class Away(RemoteCollector):

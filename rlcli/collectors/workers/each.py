@@ -221,6 +221,8 @@ class WorkerRecord:
     cause: str = ""
     # its next rows begin episodes (True) or are mid-episode after a loss (False); None: they go on
     begins: bool | None = None
+    # seconds of this session: the learner for its batches, and those, once there, for the learner; None: not known
+    waited: tuple[float, float] | None = None
 
     @property
     def span(self) -> range:
@@ -231,3 +233,7 @@ class RemoteRecord(WorkerRecord):
     """Record a worker of another machine: it took its lost frames with it, and those that it was asked for count."""
 
     at_most = "at most "
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.waited = 0.0, 0.0

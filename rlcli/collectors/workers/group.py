@@ -8,6 +8,7 @@ delivered is the parent's. Its successor begins new episodes in the same lanes, 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -174,6 +175,7 @@ class CollectorWorkers(Owner):
 
     def next(self) -> tuple[int, BatchRequest, WorkerBatch]:
         """Return the worker that wrote a batch first, what it was to write, and what it says of it."""
+        asked = time.monotonic()
         while True:
             try:
                 index, part = self.processes.first()
@@ -194,6 +196,9 @@ class CollectorWorkers(Owner):
             order, record = self._orders[index].popleft(), self.records[index]
             record.episodes, record.next_id, record.version = part.episodes, part.next_id, part.version
             record.frames += part.lanes * part.steps
+            if record.waited and (came := self.processes.came):
+                learner, batches = record.waited
+                record.waited = learner + max(came - asked, 0.0), batches + max(asked - came, 0.0)
             self._delivered[index] += part.steps
             part, record.begins = dataclasses.replace(part, begins=record.begins), None
             return index, order, part
