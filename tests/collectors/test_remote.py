@@ -18,9 +18,8 @@ from interrupted import instructions
 from loopback import Loopback
 from tensordict.nn import TensorDictModule
 
-from rlcli.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
+from rlcli.collectors import AsyncCollector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from rlcli.collectors.workers import group
-from rlcli.collectors.workers.asynchronous import RemoteCollector
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
@@ -362,7 +361,7 @@ def test_who_waited_is_counted(kind, monkeypatch):
         assert c.workers[0].waited == (3.0, 2.0) and c.figures()["workers"][0]["waited"] == (3.0, 2.0)
 
 
-class Away(RemoteCollector):
+class Away(MultiCollector):
     """A user's own, which decides by itself whether workers wait for each other."""
 
     def __init__(self, makers, *, waits: bool, **options):

@@ -11,13 +11,13 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.distributed.group_remote import GroupRemote
 from rlcli.collectors.distributed.launch import LAUNCHERS, SERVE, Launcher, Peer, check_backend
-from rlcli.collectors.workers.asynchronous import RemoteCollector
+from rlcli.collectors.workers.asynchronous import MultiCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
 from rlcli.processes.remote_group import Remote
 
 
-class DistributedCollector(RemoteCollector):
+class DistributedCollector(MultiCollector):
     """Collect by workers that are ranks of a torch.distributed group, this process being rank 0.
 
     ``sync=True`` is `MultiSyncCollector`, without it `MultiAsyncCollector`: batches, seeds and ids are those of the

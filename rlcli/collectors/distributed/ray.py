@@ -11,7 +11,7 @@ from rlcli.collectors.collector import Collector
 from rlcli.collectors.distributed.cluster import cluster_of
 from rlcli.collectors.distributed.ray_remote import RayRemote, amounts_of
 from rlcli.collectors.options import AHEAD
-from rlcli.collectors.workers.asynchronous import MultiAsyncCollector, RemoteCollector
+from rlcli.collectors.workers.asynchronous import MultiAsyncCollector, MultiCollector
 from rlcli.collectors.workers.each import makers_of, own_length
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
@@ -19,7 +19,7 @@ from rlcli.collectors.workers.worker import REMOTE
 _INNER = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
-class RayCollector(RemoteCollector):
+class RayCollector(MultiCollector):
     """Collect by workers on a Ray cluster: `MultiSyncCollector` with ``sync=True``, `MultiAsyncCollector` without.
 
     Batches, seeds and ids are those of the local ones to the bit. A batch is copied once, out of Ray's store, which is

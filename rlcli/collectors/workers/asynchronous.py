@@ -284,17 +284,10 @@ class AsyncCollector(MultiAsyncCollector):
 
 
 class MultiCollector(MultiProcessCollector):
-    """`MultiSyncCollector(...)`, or with `sync=False` `MultiAsyncCollector(...)`."""
+    """`MultiSyncCollector(...)`, or with `sync=False` `MultiAsyncCollector(...)`; a subclass is of that kind, too."""
 
-    def __new__(cls, *given: Any, sync: bool = True, **options: Any) -> MultiProcessCollector:  # type: ignore[misc]
-        return (MultiSyncCollector if sync else MultiAsyncCollector)(*given, **options)
-
-
-class RemoteCollector(MultiProcessCollector):
-    """Base of collectors with workers elsewhere: each is one of the two kinds, as its option `sync` says."""
-
-    def __init__(self, *given: Any, sync: bool = False, **options: Any) -> None:
-        self.__class__ = _kind(type(self), sync)  # type: ignore[arg-type] # from here on, as a subclass of the user's may say which
+    def __init__(self, *given: Any, sync: bool = True, **options: Any) -> None:
+        self.__class__ = _kind(type(self), sync)  # type: ignore[arg-type]
         super().__init__(*given, **options)
 
 
