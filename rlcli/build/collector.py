@@ -98,12 +98,12 @@ def serve_as_rank(cfg: CollectConfig) -> None:
     c = cfg.collector
     if not isinstance(c, DistributedOptions):
         return
-    from rlcli.collectors.distributed.launch import REMOTE, SERVE, Launcher, Peer, check_backend
+    from rlcli.collectors.distributed.launch import REMOTE, SERVE, Peer, check_backend, torchrun
 
     check_backend(c.backend)
     if c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
         size = len(shares(cfg)) + 1
-        Launcher(Peer(SERVE["distributed"], REMOTE, size, c.backend, c.timeout, path=tuple(sys.path)), {}).own.run()
+        torchrun(Peer(SERVE["distributed"], REMOTE, size, c.backend, c.timeout, path=tuple(sys.path)), {}).own.run()
         sys.exit(0)
 
 

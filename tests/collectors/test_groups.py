@@ -144,13 +144,6 @@ class Hangs:
             time.sleep(1)
 
 
-class Beside(launch.Launcher):
-    """Of ranks that somebody else started."""
-
-    def __init__(self, peer):
-        self.own = peer
-
-
 def serves(channel):
     pickle.loads(channel.receive()[2]).run()
 
@@ -158,7 +151,7 @@ def serves(channel):
 def learns(channel):
     """Rank 0 that ends while a worker hangs."""
     peer, remote, mark = pickle.loads(channel.receive()[2])
-    there = remote(Beside(peer))
+    there = remote(launch.Launcher("beside", peer))
     there.submit(there.start(0), 1, 1, str(mark).encode(), {})
     while not mark.exists():
         time.sleep(0.01)

@@ -69,8 +69,6 @@ class DistributedCollector(MultiCollector):
         check_backend(backend)
         refuse(options.get("on_worker_error", "raise") != "raise", f"a {name} cannot replace a worker",
                why="the ranks of a group are fixed", fix="Use a RayCollector, or on_worker_error='raise'.")  # fmt: skip
-        refuse(options.get("preemptive_threshold") is not None, f"a {name} has no preemptive_threshold",
-               why="a worker at work hears nothing", fix="Leave it out.")  # fmt: skip
         arguments.choice("launcher", launcher, LAUNCHERS)
         self._launcher = partial(LAUNCHERS[launcher], slurm_kwargs=slurm_kwargs or {})
         self._shared: dict[str, Any] = {"backend": backend, "timeout": timeout, "path": tuple(sys.path)}
