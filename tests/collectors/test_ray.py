@@ -204,7 +204,7 @@ def test_batches_are_those_of_workers_of_this_machine(joined, case, monkeypatch)
             if n % 2:
                 for each, acting in zip((here, there), policies, strict=True):
                     published(each, acting)
-        told = ([vars(record) | {"waited": None} for record in each.workers] for each in (here, there))
+        told = ([vars(record) | {"waited": None, "at_most": ""} for record in each.workers] for each in (here, there))
         assert next(told) == next(told)
         assert len(puts) == 2  # of two versions, for two workers
         if case == "recurrent":  # and it goes on half-way

@@ -142,7 +142,7 @@ def test_batches_are_those_of_workers_of_this_machine(case):
             if policies[0] is not None and n % 2:
                 for each, acting in zip((here, there), policies, strict=True):
                     published(each, acting)
-        told = ([vars(record) | {"waited": None} for record in each.workers] for each in (here, there))
+        told = ([vars(record) | {"waited": None, "at_most": ""} for record in each.workers] for each in (here, there))
         assert next(told) == next(told)
         assert here.stats(workers="both") == there.stats(workers="both")
         remote = there.processes.remote
