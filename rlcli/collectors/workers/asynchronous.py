@@ -19,6 +19,7 @@ from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.finish import Delivered, Ended
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
+from rlcli.collectors.workers.each import makers_of
 from rlcli.collectors.workers.group import ShutDown
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.rows import BatchRequest
@@ -275,12 +276,10 @@ class AsyncCollector(MultiAsyncCollector):
     """
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
-        single = not isinstance(create_env_fn, list | tuple)
-        super().__init__([create_env_fn] if single else create_env_fn, policy, **options)
-        if len(self.group) > 1:
-            count = len(self.group)
-            self.shutdown()
-            raise ArgumentError(f"an AsyncCollector has one worker, and got {count} envs", fix="MultiAsyncCollector.")
+        makers = makers_of(create_env_fn, None)
+        refuse(len(makers) > 1, f"an AsyncCollector has one worker, and got {len(makers)} envs",
+               fix="Use MultiAsyncCollector.")  # fmt: skip
+        super().__init__(makers, policy, **options)
 
 
 class MultiCollector(MultiProcessCollector):
