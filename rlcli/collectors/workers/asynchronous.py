@@ -7,6 +7,7 @@ import functools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         if self.on_lag != "block":
             return self.group.next()
         while True:
-            there = self._arrived.keys() | map(id, self.group.outstanding())  # others were lost
+            there = self._arrived.keys() | map(id, chain(*self.group.outstanding()))  # others were lost
             self._queue = deque(order for order in self._queue if id(order) in there)
             if (arrived := self._arrived.pop(id(self._queue[0]), None)) is not None:
                 return arrived
@@ -157,19 +158,21 @@ class MultiAsyncCollector(MultiProcessCollector):
     @property
     def _asked(self) -> int:
         written = [part for _, part in self._ready] + [part for _, _, part in self._arrived.values()]
-        return sum(part.lanes * part.steps for part in written) + self.group.frames_begun()
+        begun = zip(self.group.records, self.group.outstanding(), strict=True)
+        asked = sum(order.steps * record.lanes for record, orders in begun for order in orders)
+        return asked + sum(part.lanes * part.steps for part in written)
 
     def _ask(self, timed: bool) -> None:
         """Make every worker write its next batches, as far as the run and the lag allow."""
-        workers = range(len(self.group))
+        orders, workers = self.group.outstanding(), range(len(self.group))
         limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(workers)
         for ahead in range(1, AHEAD + 1):
-            for index in sorted(workers, key=self.group.begun):
+            for index in sorted(workers, key=lambda index: len(orders[index])):
                 lanes = self.group.records[index].lanes
                 steps = self._steps(index, self.frames + self._asked)
-                if not steps or sum(map(self.group.begun, workers)) + len(self._arrived) >= limit:
+                if not steps or sum(map(len, orders)) + len(self._arrived) >= limit:
                     return
-                if self.group.begun(index) < ahead:
+                if len(orders[index]) < ahead:
                     left = steps_of(max(0, self._random_frames() - self._asked), lanes)
                     order = BatchRequest(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
                     if self.on_lag == "block":
