@@ -17,7 +17,7 @@ from rlcli.build.ranks import first_lane, ranks_of
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
-from rlcli.collectors.options import FIELDS
+from rlcli.collectors.options import AHEAD, FIELDS
 from rlcli.config.choices.collect import (
     BatchOptions,
     DeltaOptions,
@@ -35,8 +35,11 @@ from rlcli.envs import EnvBase
 from rlcli.keys import Key
 from rlcli.modules import ActorCritic
 from rlcli.modules.masks import find_action_mask
+from rlcli.processes.memory import free_memory
 from rlcli.processes.process import cores
+from rlcli.runs import random_streams
 
+_RAYS_SHARE = 0.3  # of free memory, which Ray's store is by itself
 SLICED = 16  # every so many states are kept where slices are drawn
 
 
@@ -67,6 +70,11 @@ def build_collector(
         return Collector(env, actor, **options)
     from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
 
+    if isinstance(c, RayOptions):
+        with random_streams.kept():
+            width = Collector(env, actor, **options).schema.width
+        frames = c.frames_per_batch + cfg.env.num  # to whole steps
+        options["ray_init_config"] = ray_cluster(c, width * frames * (1 if c.sync else AHEAD * len(shares(cfg))))
     several = as_choice(MultiSyncOptions, c)
     start_method = None if several.start_method == "auto" else several.start_method
     options |= {"start_method": start_method, "on_worker_error": c.on_worker_error}
@@ -95,12 +103,22 @@ def serve_as_rank(cfg: CollectConfig) -> None:
         from rlcli.jobs.ranks import serve_torchrun
 
         serve_torchrun(size, TRAIN_AS_RANK)
-    elif isinstance(c, DistributedOptions) and c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
-        from rlcli.collectors.distributed.launch import REMOTE, SERVE, Launcher, Peer
+    if not isinstance(c, DistributedOptions):
+        return
+    from rlcli.collectors.distributed.launch import REMOTE, SERVE, Peer, check_backend, torchrun
 
+    check_backend(c.backend)
+    if c.launcher == "torchrun" and os.environ.get("RANK", "0") != "0":
         size = len(shares(cfg)) + 1
-        Launcher(Peer(SERVE["distributed"], REMOTE, size, c.backend, c.timeout, path=tuple(sys.path)), {}).own.run()
+        torchrun(Peer(SERVE["distributed"], REMOTE, size, c.backend, c.timeout, path=tuple(sys.path)), {}).own.run()
         sys.exit(0)
+
+
+def ray_cluster(c: RayOptions, ordered: int) -> dict[str, Any]:
+    """Return where Ray's cluster is; one on this machine has a store for the bytes of all that is `ordered`."""
+    if c.address or os.environ.get("RAY_ADDRESS", "local") != "local":
+        return {"address": c.address} if c.address else {}
+    return {"object_store_memory": ordered} if ordered > _RAYS_SHARE * free_memory()[0] else {}
 
 
 def elsewhere(c: ElsewhereOptions, makers: Sequence[Any], actor: Any, options: dict[str, Any]) -> BaseCollector:
@@ -112,8 +130,8 @@ def elsewhere(c: ElsewhereOptions, makers: Sequence[Any], actor: Any, options: d
         names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
         resources = {names[name]: amount for name, amount in c.resources.items() if name in names}
         others = {name: amount for name, amount in c.resources.items() if name not in names}
-        wants, where = {**resources, "resources": others}, {"address": c.address} if c.address else {}
-        return distributed.RayCollector(makers, actor, remote_configs=wants, ray_init_config=where, **options)
+        wants = {**resources, "resources": others}
+        return distributed.RayCollector(makers, actor, remote_configs=wants, **options)
     assert isinstance(c, DistributedOptions)
     options |= {"backend": c.backend, "launcher": c.launcher, "slurm_kwargs": c.slurm}
     return distributed.DistributedCollector(makers, actor, **options)

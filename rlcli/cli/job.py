@@ -98,7 +98,7 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
 
 RESUME = """\
 usage: rlcli resume RUN [key=value ...] [--force]
-       rlcli resume SWEEP [sweep.jobs=N] [--job N]
+       rlcli resume SWEEP [sweep.jobs=N | --job N]
 
 Resume the run in the folder RUN: a training run from its newest intact checkpoint, a collection
 after its last frame on disk. On a CPU the result equals, bit for bit, that of a run

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from rlcli.cli.run_table import facts
-from rlcli.errors import ConfigError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.runs.sweep import Sweep, open_sweep
 
 _COLUMNS = ("job", "differs", "state", "frames", "return", "frames/s", "peak", "time")
@@ -46,8 +46,11 @@ def jobs_of(sweep: Sweep) -> list[dict[str, Any]]:
     common = set.intersection(*(set(job.words) for job in sweep.jobs))
     rows = []
     for job in sweep.jobs:
-        run = sweep.run(job)
-        one: Mapping[str, Any] = {} if run is None else facts(run)
+        try:
+            run = sweep.run(job)
+            one: Mapping[str, Any] = {} if run is None else facts(run)
+        except DamagedDataError:  # of this job alone
+            one = {"status": "damaged"}
         words = [word for word in sweep.typed(job) if word not in common]
         seconds, frames = one.get("time"), one.get("frames")
         rows.append({

@@ -75,6 +75,10 @@ def resume_sweep(path: str, words: Sequence[str], start: Start, job: int | None 
     noted = open_sweep(path)
     if others := [word for word in words if not key_of(word).startswith("sweep.")]:
         raise ConfigError(f"the jobs of a sweep are what they were: {others[0]}", fix="Leave it out.")
+    if job is not None and words:
+        raise ConfigError(
+            f"{words[0]} has no meaning with --job, which runs one job, here", fix="Leave one of them out."
+        )
     need_same(noted)
     how = from_dict(noted.verb, {}, words).sweep
     _check(how)

@@ -242,6 +242,7 @@ class Collector(BaseCollector):
             self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
             self._made: Rollout | None = None
+            self._pool: Any = None  # of memory for batches, in place of the engine's own
             self._connect()
             if s.seed is not None or self.vec_env.run_seed is None:
                 self.vec_env.seed(self.seed, every_episode=s.episode_seeds, first_lane=s.first_lane, total=s.all_lanes)
@@ -263,18 +264,16 @@ class Collector(BaseCollector):
     def _engine(self) -> Rollout:
         """Return what takes the steps: its memory is made with the first batch."""
         if self._made is None:
-            self._made = self._make_engine()
+            from rlcli.collectors.rollout import Rollout, TorchStream
+
+            seed = self._options.process_seed(self.seed)
+            stream = TorchStream(seed, self.placement.policy, shared=lambda: self.background.mine)
+            adopting = self._models.adopting if self.weights_swap == "step" else None
+            self._made = Rollout(
+                self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting,
+                pool=self._pool,
+            )  # fmt: skip
         return self._made
-
-    def _make_engine(self, pool: Callable[[Rollout], Any] | None = None) -> Rollout:
-        from rlcli.collectors.rollout import Rollout, TorchStream
-
-        seed = self._options.process_seed(self.seed)
-        stream = TorchStream(seed, self.placement.policy, shared=lambda: self.background.mine)
-        adopting = self._models.adopting if self.weights_swap == "step" else None
-        return Rollout(
-            self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting, pool=pool
-        )  # fmt: skip
 
     # ---- iteration ---------------------------------------------------------------------------------------------
     @property

@@ -75,6 +75,11 @@ class RowSchema:
         return {key: field for key, field in {**self.fields, **self.late}.items() if field.stored}
 
     @property
+    def width(self) -> int:
+        """Return the bytes of a delivered row, but for states that few rows have."""
+        return sum(field.width for field in self.delivered.values() if field.written != SPARSE)
+
+    @property
     def next(self) -> str:
         return KEEPS[self.mode]
 

@@ -94,16 +94,19 @@ class Order:
     about: Any
     answer: Answer | None = None  # one that came while another was waited for
     future: Any = None  # of the answer; None: it is not known whether the order was submitted
-    took: float = 0.0  # seconds until its answer came
+    came: float | None = None  # when that was, where it is known
+    took: float = 0.0  # seconds until then
 
     def answered(self, submitted: float, future: object) -> None:
-        self.took = time.monotonic() - submitted
+        self.came = time.monotonic()
+        self.took = self.came - submitted
 
 
 class ReplacingGroup(ABC):
     """Base of groups of `count` workers, each made by `start`, ended by `close`; with `goes_on` they are replaced."""
 
     awaited = -1  # the worker whose answer is waited for, or was last
+    came: float | None = None  # when the answer that `first` gave last had come
     looks = 0  # at workers that are waited for
     preparing: int | None = None  # the worker that is told what the setup log says
     _interrupt: Callable[[], object] | None = None
@@ -246,7 +249,7 @@ class ReplacingGroup(ABC):
                 self.awaited = index
                 answer = heads[index].answer or self._taken(index, heads[index])
                 if answer is not None:
-                    self._served = index
+                    self._served, self.came = index, heads[index].came
                     self._orders[index].popleft()
                     how, body, arrays = answer
                     if how == FAILED:

@@ -170,7 +170,7 @@ def _workers(workers: Sequence[Mapping], late: int, dropped: int) -> str:
         lost = sum(worker["lost_frames"] for worker in workers)
         most = workers[0].get("at_most", "")
         texts.append(f"restarted {_counted(restarts, 'time')}, {most}{_counted(lost, 'frame')} lost")
-    return "; ".join(texts)
+    return "; ".join([*texts, *figures.waits(worker.get("waited") for worker in workers)])
 
 
 def _counted(number: int, what: str, more: str | None = None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
@@ -36,6 +36,12 @@ def duration(seconds: float | None) -> str:
         return NOTHING
     whole = max(int(seconds + 0.5), 0)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def waits(those: Iterable[Sequence[float] | None]) -> list[str]:
+    """Say how long the learner waited for batches of all workers and they for it; nothing where that is not known."""
+    sums = [sum(seconds) for seconds in zip(*filter(None, those), strict=True)]
+    return [f"{who} waited {duration(each)}" for who, each in zip(("learner", "batches"), sums, strict=False)]
 
 
 def share(part: float, whole: float) -> str:

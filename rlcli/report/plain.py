@@ -142,6 +142,7 @@ def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
     replaced = [f"restarts {restarts}"] if restarts else []
     if not rows:
         return replaced
+    waits = figures.waits(row.waited for row in rows)
     rates = [figures.rate(row.rate) if row.rate is not None else figures.NOTHING for row in rows]
     widest = max(map(len, rates), default=0)
     texts = []
@@ -150,11 +151,11 @@ def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
         text += "" if row.lag is None else f" lag {row.lag}"
         texts.append(text + (f" restarts {row.restarts}" if row.restarts else ""))
     wide = max(map(len, texts), default=0)
-    if len(rows) <= LINES * max((room + 2) // (wide + 2), 1):
-        return [text.ljust(wide) for text in texts]
+    if len(rows) + len(waits) <= LINES * max((room + 2) // (wide + 2), 1):
+        return [text.ljust(wide) for text in texts] + waits
     measured = [row.rate for row in rows if row.rate is not None]
     lags = [row.lag for row in rows if row.lag is not None]
     texts = [figures.count(len(rows))]
     texts += [f"each {figures.rate(min(measured))} to {figures.rate(max(measured))}/s"] if measured else []
     texts += [f"lag {min(lags)} to {max(lags)}"] if lags else []
-    return texts + replaced
+    return texts + waits + replaced

@@ -52,6 +52,7 @@ class WorkerRow:
     rate: float | None
     lag: int | None = None
     restarts: int = 0
+    waited: tuple[float, float] | None = None  # seconds: see `WorkerReadings`
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class WorkerReadings(Protocol):
 
     frames: int
     lag: int | None
+    waited: tuple[float, float] | None  # seconds: the learner for batches, and batches for it; None: not known
     restarts: int
     lost_frames: int
     at_most: str  # said before them where they are not known
@@ -51,7 +52,7 @@ class Workers:
         began, before = self._readings[0]
         seconds = now - began
         rates = [(n - m) / seconds if seconds > 0 else None for n, m in zip(frames, before, strict=True)]
-        self.rows = [WorkerRow(rate, w.lag, w.restarts) for rate, w in zip(rates, workers, strict=True)]
+        self.rows = [WorkerRow(rate, w.lag, w.restarts, w.waited) for rate, w in zip(rates, workers, strict=True)]
 
     def replaced(self, workers: Sequence[WorkerReadings]) -> Iterator[tuple[str, int]]:
         """Yield a sentence and a count for each worker replaced since the last call."""

@@ -36,6 +36,8 @@ class WeightUpdaterBase(ABC):
 
     Attributes
     ----------
+    weight_getter : callable or None
+        Gets the weights where none are handed over.
     collectors : list
         Those that the updater was registered with and that are still there.
     post_hooks : list of callable
@@ -43,6 +45,7 @@ class WeightUpdaterBase(ABC):
     """
 
     _registered: tuple[weakref.ref[Any], ...] = ()  # a subclass need not call our __init__
+    weight_getter: Callable[[], Source] | None = None
 
     # ---- what a subclass may take over -------------------------------------------------------------------------
     @classmethod
@@ -55,7 +58,7 @@ class WeightUpdaterBase(ABC):
 
     def _get_server_weights(self) -> Any:
         """Return the weights where none were handed over."""
-        return None
+        return None if self.weight_getter is None else self.weight_getter()
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
         """Return what workers are given: a TensorDict of a module's tensors, all else as it is."""
@@ -159,9 +162,6 @@ class VanillaWeightUpdater(WeightUpdaterBase):
     def from_policy(cls, policy: nn.Module) -> Self:
         return cls(policy_weights=policy)
 
-    def _get_server_weights(self) -> Any:
-        return None if self.weight_getter is None else self.weight_getter()
-
     def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
         if self.policy_weights is None:
             self._publish(server_weights)
@@ -200,11 +200,8 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
             refuse(sender.has_messages and post is None,
                    f"the weights of '{sender.model_id}' are sent as messages, and nothing sends them", where="post=",
                    fix="Give a function that takes each to all workers' receiver.take, or share memory.")  # fmt: skip
-        self.weights_getter, self.sender, self.post = get_server_weights, sender, post
+        self.weight_getter, self.sender, self.post = get_server_weights, sender, post
         self._lock = threading.Lock()  # between the number of a version and its publication
-
-    def _get_server_weights(self) -> Any:
-        return None if self.weights_getter is None else self.weights_getter()
 
     def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
         if self.sender is None:

@@ -11,11 +11,12 @@ import torch
 from face import configure, from_dict, main, refused
 
 from rlcli import build
+from rlcli.build.collector import ray_cluster
 from rlcli.build.trained_run import trained
 from rlcli.build.workload import envs_of
 from rlcli.collectors.distributed import launch
 from rlcli.config import compose
-from rlcli.errors import ConfigError
+from rlcli.errors import ArgumentError, ConfigError
 from rlcli.planning.tensors import CLUSTER, REMOTE_WORKER
 from rlcli.runs.sweep import note_sweep
 
@@ -143,6 +144,16 @@ def test_a_rank_above_0_serves_before_there_is_a_run_folder(verb, everything, tm
     assert (peer.rank, peer.size, peer.backend, peer.file) == (2, 3, "gloo", None)
 
 
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_a_backend_that_torch_lacks_is_refused_before_there_is_a_run_folder(verb, everything, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.distributed.is_mpi_available", lambda: False)
+    monkeypatch.setattr("gymnasium.make", None)
+    with refused(ArgumentError, "this torch has no mpi gloo"):
+        getattr(build, verb)(configure(verb, ["collector=distributed", "collector.backend=mpi"]))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_plan_counts_what_runs_on_this_machine(everything):
     def remote(*words):
         return envs_of(configure("train", list(words))).remote
@@ -150,6 +161,16 @@ def test_a_plan_counts_what_runs_on_this_machine(everything):
     assert remote("collector=ray", "collector.num_workers=3") == CLUSTER + 3 * REMOTE_WORKER
     assert remote("collector=ray", "collector.num_workers=3", "collector.address=far:1") == 0
     assert remote("collector=distributed") is remote("collector=multi_sync") is remote() is None
+
+
+def test_a_cluster_here_has_room_for_what_is_ordered(everything, monkeypatch):
+    monkeypatch.setattr("rlcli.build.collector.free_memory", lambda: (1000, 2000))
+
+    def cluster(ordered, *words):
+        return ray_cluster(configure("train", ["collector=ray", *words]).collector, ordered)
+
+    assert (cluster(300), cluster(301)) == ({}, {"object_store_memory": 301})
+    assert cluster(301, "collector.address=far:1") == {"address": "far:1"}
 
 
 def test_a_run_over_torch_distributed_is_that_of_local_workers(tmp_path, monkeypatch):

@@ -179,6 +179,8 @@ def test_a_sweep_is_submitted_as_one_array(folder, monkeypatch, tmp_path, capsys
     code, _, err = run(folder, *line.split(), "--job", "1")
     assert (code, states(folder)) == (0, ["waiting", "done"]), err
     assert main(["resume", "sw", "--job", "2"]) == 2 and "there is no job 2" in capsys.readouterr().err
+    assert main(["resume", "sw", "--job", "0", "sweep.jobs=2"]) == 2
+    assert "sweep.jobs=2 has no meaning with --job" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number, again", [(signal.SIGUSR1, "requeue 77_1\n"), (signal.SIGTERM, "")])
@@ -228,6 +230,8 @@ def test_two_hundred_jobs_are_listed_at_once(folder, monkeypatch, capsys):
     assert lines[0].split() == ["job", "differs", "state", "frames", "return", "frames/s", "peak", "time"]
     assert lines[3].split() == ["2", "seed=2", "optim.lr=1", "done", "9", "2", "train"] and len(lines) == 205
     assert lines[201] == "100 done, 100 waiting"
+    (path / "run.json").write_text('{"env"')  # of the last of them
+    assert main(["ls", "sw"]) == 0 and "99 done, 1 damaged, 100 waiting" in capsys.readouterr().out
     low, high = interval([float(n) for n in range(0, 100, 2)])
     assert (
         lines[203] == f"  optim.lr=1 (train): 49 [{low:.4g}, {high:.4g}] over 50 seeds"

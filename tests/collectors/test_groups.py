@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch.distributed as dist
-from face import refused
+from face import Worker, refused
 from test_remote import VERSION, actor, cartpole, fatal, four, gru, published, same
 
 from rlcli.collectors import MultiSyncCollector
@@ -26,6 +30,7 @@ from rlcli.collectors.distributed import (
     submitit_delayed_launcher,
 )
 from rlcli.errors import ArgumentError, EnvError, ResourceError
+from rlcli.processes.worker import end
 
 OPTIONS = {"frames_per_batch": 160, "total_frames": 640, "seed": 3, "track_policy_version": True, "episode_seeds": True}
 
@@ -130,6 +135,44 @@ def test_nothing_listens_but_on_loopback():
         assert listening and {*listening} <= {"127.0.0.1", "::1"}, listening
 
 
+class Hangs:
+    """Carries out an order for ever."""
+
+    def carry_out(self, kind, body, carried):
+        Path(body.decode()).touch()
+        while True:
+            time.sleep(1)
+
+
+def serves(channel):
+    pickle.loads(channel.receive()[2]).run()
+
+
+def learns(channel):
+    """Rank 0 that ends while a worker hangs."""
+    peer, remote, mark = pickle.loads(channel.receive()[2])
+    there = remote(launch.Launcher("beside", peer))
+    there.submit(there.start(0), 1, 1, str(mark).encode(), {})
+    while not mark.exists():
+        time.sleep(0.01)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_whose_env_hangs_ends_with_rank_0(kind, tmp_path):
+    settings = {} if kind is RPCCollector else None
+    peer = launch.Peer(kind._serve, f"{__name__}:Hangs", 2, "gloo", 60.0, b"k" * 32, str(tmp_path / "meet"),
+                       settings=settings, path=tuple(sys.path))  # fmt: skip
+    ranks = [Worker(f"{__name__}:{name}", start_method="spawn") for name in ("learns", "serves")]
+    bodies = (peer, kind._remote, tmp_path / "mark"), replace(peer, rank=1)
+    for rank, body in zip(ranks, bodies, strict=True):
+        rank.channel.send(1, 1, pickle.dumps(body))
+    try:
+        assert [rank.exit_code(60.0) for rank in ranks] == [0, 0]
+    finally:
+        end(ranks, 0.0)
+
+
 SCRIPT = """
     import sys
     import torch
@@ -191,6 +234,20 @@ def test_jobs_beside_the_one_that_learns(tmp_path, monkeypatch):
         2, submitit_main_conf=local, submitit_collection_conf=local, folder=tmp_path, timeout=60
     )(learn)(2)
     assert job.result() == 128
+
+
+def test_the_job_that_learns_is_cancelled_where_those_beside_it_are_refused(tmp_path, monkeypatch):
+    cancelled = []
+
+    def refuse(*given):
+        raise OSError("sbatch: error")
+
+    job = SimpleNamespace(cancel=lambda: cancelled.append(True))
+    executor = SimpleNamespace(submit=lambda *given: job, map_array=refuse)
+    monkeypatch.setattr(launch, "executor_of", lambda *given: executor)
+    with pytest.raises(OSError, match="sbatch"):
+        submitit_delayed_launcher(2, folder=tmp_path)(learn)(2)
+    assert cancelled
 
 
 def test_who_does_not_come_is_named(tmp_path, monkeypatch):

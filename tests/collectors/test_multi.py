@@ -214,9 +214,9 @@ def test_workers_may_have_more_envs_than_others_end_to_end():
 def test_a_name_a_sequence_and_a_number_of_workers_make_the_same():
     for makers, more in (([cartpole] * 2, {}), (cartpole, {"num_workers": 2}), ("CartPole-v1", {"num_workers": 2})):
         with MultiCollector(makers, None, sync=True, frames_per_batch=20, seed=1, **more) as c:
-            assert type(c) is MultiSyncCollector and c.num_workers == 2 and c.next().shape == (2, 10)
+            assert isinstance(c, MultiSyncCollector) and c.num_workers == 2 and c.next().shape == (2, 10)
     with MultiCollector([cartpole], None, sync=False, frames_per_batch=20) as c:
-        assert type(c) is MultiAsyncCollector
+        assert isinstance(c, MultiAsyncCollector)
 
 
 def test_what_was_delivered_is_not_overwritten():
@@ -836,7 +836,7 @@ def test_collecting_goes_on_wherever_giving_orders_and_taking_answers_was_broken
         for _ in range(300):
             instructions(files, c.next, at=rng.randrange(all_of_it))
             c.next()
-            assert len(c.group.outstanding()) <= 4
+            assert sum(map(len, c.group.outstanding())) <= 4
         c.reset()
         c.next()
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
@@ -17,7 +18,7 @@ from interrupted import instructions
 from loopback import Loopback
 from tensordict.nn import TensorDictModule
 
-from rlcli.collectors import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
+from rlcli.collectors import AsyncCollector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from rlcli.collectors.workers import group
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
@@ -141,7 +142,8 @@ def test_batches_are_those_of_workers_of_this_machine(case):
             if policies[0] is not None and n % 2:
                 for each, acting in zip((here, there), policies, strict=True):
                     published(each, acting)
-        assert [vars(record) for record in here.workers] == [vars(record) for record in there.workers]
+        told = ([vars(record) | {"waited": None, "at_most": ""} for record in each.workers] for each in (here, there))
+        assert next(told) == next(told)
         assert here.stats(workers="both") == there.stats(workers="both")
         remote = there.processes.remote
     assert remote.is_closed and remote.carried == (2 if policies[0] is not None else 0)
@@ -335,6 +337,42 @@ def test_collecting_goes_on_wherever_ctrl_c_came(kind):
                     break
             else:
                 raise AssertionError(f"{c.policy_version}: {c.group.records}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_waited_is_counted(kind, monkeypatch):
+    now = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(group, "time", clock)
+    monkeypatch.setattr(replacing, "time", clock)
+    with kind([cartpole], actor(), transport=Loopback, frames_per_batch=16) as c:
+        first = c.group.processes.first
+
+        def slow():
+            nonlocal now
+            begun, answer = now, first()
+            now = begun + 5
+            c.group.processes.came = begun + 3 if c.frames == 0 else begun - 2
+            return answer
+
+        monkeypatch.setattr(c.group.processes, "first", slow)
+        c.next()
+        assert c.workers[0].waited == (3.0, 0.0)
+        c.next()
+        assert c.workers[0].waited == (3.0, 2.0) and c.figures()["workers"][0]["waited"] == (3.0, 2.0)
+
+
+class Away(MultiCollector):
+    """A user's own, which decides by itself whether workers wait for each other."""
+
+    def __init__(self, makers, *, waits: bool, **options):
+        super().__init__(makers, transport=Loopback, sync=waits, **options)
+
+
+@pytest.mark.parametrize(("waits", "kind"), [(True, MultiSyncCollector), (False, MultiAsyncCollector)])
+def test_a_subclass_may_say_whether_workers_wait(waits, kind):
+    with Away([cartpole] * 2, waits=waits, frames_per_batch=64, total_frames=128) as c:
+        assert isinstance(c, (Away, kind)) and type(c).__name__ == "Away" and len(c.next()) == (2 if waits else 64)
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------

@@ -417,6 +417,15 @@ def test_restarts_of_processes_that_only_step_envs_are_said(snapshot, width):
     assert "      workers   restarts 3\n" in everything(replace(snapshot, restarts=3))
 
 
+@pytest.mark.parametrize("count", [2, 300])
+@pytest.mark.parametrize("width", [80, 40])
+def test_who_waited_is_said_after_the_workers(snapshot, count, width):
+    lines = drawn(replace(snapshot, warnings=(), workers=workers_of(count, waited=(6.0, 1.5))), width)
+    learner, batches = (figures.duration(count * seconds) for seconds in (6.0, 1.5))
+    assert f"learner waited {learner} batches waited {batches}" in " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width
+
+
 def test_sixteen_workers_stand_in_columns(snapshot):
     lines = drawn(replace(snapshot, warnings=(), workers=workers_of(16)), 80)[-4:]
     assert lines[0].startswith("workers   0 1.2k/s lag 0   1 1.3k/s lag 1")
@@ -437,6 +446,7 @@ class Told:
     frames: int = 0
     lag: int | None = None
     restarts: int = 0
+    waited: tuple[float, float] | None = None
     lost_frames: int = 0
     at_most: str = ""
     cause: str = "worker 1 was killed"
@@ -458,7 +468,7 @@ def test_rates_look_back_a_few_seconds_and_not_at_an_earlier_session():
 @pytest.mark.parametrize("most", ["", "at most "])
 def test_a_worker_that_was_replaced_is_warned_of_once(tmp_path, most):
     stream = io.StringIO()
-    told = [Told(100, at_most=most), Told(100, None, 1, 7, most, "worker 1 was stopped")]
+    told = [Told(100, at_most=most), Told(100, None, 1, (65.0, 2.0), 7, most, "worker 1 was stopped")]
     batch = TensorDict({}, [1, 4])
     with Reporter(Facts("a", "b", 100), console="plain", stream=stream) as reporter:
         reporter.workers.begin(told)
@@ -472,4 +482,5 @@ def test_a_worker_that_was_replaced_is_warned_of_once(tmp_path, most):
     assert stream.getvalue().count(f"warning: {said}\n") == 1 and "worker 1 was stopped" not in stream.getvalue()
     assert [(each["text"], each["count"]) for each in summary["warnings"]] == [(said, 2)]
     closing = f"workers 2, of 100 frames each; batches at most 2 weight versions behind; restarted 3 times, {most}47"
-    assert f"{closing} frames lost" in " ".join(stream.getvalue().split())
+    closing += " frames lost; learner waited 0:01:05; batches waited 0:00:02"
+    assert closing in " ".join(stream.getvalue().split())

@@ -7,19 +7,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.distributed.group_remote import GroupRemote
-from rlcli.collectors.distributed.launch import BACKENDS, LAUNCHERS, SERVE, Launcher, Peer
-from rlcli.collectors.workers.asynchronous import RemoteCollector
+from rlcli.collectors.distributed.launch import LAUNCHERS, SERVE, Launcher, Peer, check_backend
+from rlcli.collectors.workers.asynchronous import MultiCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
 from rlcli.processes.remote_group import Remote
 
 
-class DistributedCollector(RemoteCollector):
+class DistributedCollector(MultiCollector):
     """Collect by workers that are ranks of a torch.distributed group, this process being rank 0.
 
     ``sync=True`` is `MultiSyncCollector`, without it `MultiAsyncCollector`: batches, seeds and ids are those of the
@@ -68,17 +66,13 @@ class DistributedCollector(RemoteCollector):
         timeout: float = 120.0, **options: Any,
     ) -> None:  # fmt: skip
         name = type(self).__name__
-        arguments.choice("backend", backend, BACKENDS)
-        refuse(not getattr(dist, f"is_{backend}_available")(), f"this torch has no {backend}",
-               why="it was built without", fix="Use backend='gloo'.")  # fmt: skip
+        check_backend(backend)
         refuse(options.get("on_worker_error", "raise") != "raise", f"a {name} cannot replace a worker",
                why="the ranks of a group are fixed", fix="Use a RayCollector, or on_worker_error='raise'.")  # fmt: skip
-        refuse(options.get("preemptive_threshold") is not None, f"a {name} has no preemptive_threshold",
-               why="a worker at work hears nothing", fix="Leave it out.")  # fmt: skip
         arguments.choice("launcher", launcher, LAUNCHERS)
         self._launcher = partial(LAUNCHERS[launcher], slurm_kwargs=slurm_kwargs or {})
         self._shared: dict[str, Any] = {"backend": backend, "timeout": timeout, "path": tuple(sys.path)}
-        super().__init__(create_env_fn, policy, transport=self._transport, **options)
+        super().__init__(create_env_fn, policy, sync=sync, transport=self._transport, **options)
 
     def _transport(self, count: int) -> Remote:
         launcher = self._launcher(Peer(self._serve, REMOTE, count + 1, settings=self._settings, **self._shared))

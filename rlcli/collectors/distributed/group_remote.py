@@ -73,8 +73,8 @@ class Link:
 class _Rank:
     """One worker, and the thread that waits for its answers."""
 
-    def __init__(self, rank: int, link: Link, remote: GroupRemote) -> None:
-        self.rank, self._link, self._remote = rank, link, remote
+    def __init__(self, rank: int, link: Link, launcher: Launcher) -> None:
+        self.rank, self._link, self._launcher = rank, link, launcher
         self._orders: queue.SimpleQueue[tuple[Message, Future[Answer]]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=f"rlcli rank {rank}", daemon=True)
         self.thread.start()
@@ -95,7 +95,7 @@ class _Rank:
                         answer = self._link.receive()
                         future.set_result((answer.kind, answer.body, answer.arrays))
                 except RuntimeError:
-                    gone = self._remote.how_it_ended(self.rank)
+                    gone = self._launcher.how_it_ended(self.rank)
                 except DamagedDataError as error:
                     gone = f"sent what is not of this run ({error})"
                 except Exception as error:  # who waits would wait for ever
@@ -123,7 +123,7 @@ class GroupRemote:
 
     def start(self, index: int) -> _Rank:
         """Return the rank of a worker; there is one for each index, and never another."""
-        self._ranks.append(_Rank(index + 1, self._link(index + 1), self))
+        self._ranks.append(_Rank(index + 1, self._link(index + 1), self._launcher))
         return self._ranks[-1]
 
     def submit(self, worker: _Rank, turn: int, kind: int, body: bytes, carried: Mapping[str, Any]) -> Future[Answer]:
@@ -133,9 +133,6 @@ class GroupRemote:
     def carry(self, message: bytes) -> np.ndarray:
         """Return a message as orders take it; it goes to each worker once, with its next one."""
         return np.frombuffer(message, np.uint8)
-
-    def how_it_ended(self, rank: int) -> str:
-        return self._launcher.how_it_ended(rank)
 
     def kill(self, worker: _Rank) -> None:
         """End a worker at once, where its launcher can."""
@@ -169,16 +166,35 @@ class GroupRemote:
 
 
 def serve(peer: Peer) -> None:
-    """Carry out the orders of rank 0 until it says that there are no more, or ends."""
+    """Carry out the orders of rank 0 until it says that there are no more, or ends: a thread sees that at once."""
     peer.meet(GroupRemote._join)
     link, worker = Link(0, peer, learner=False), RemoteWorker(peer.target)
+    orders, over = queue.Queue[Message | Exception | None](), threading.Event()
+    threading.Thread(target=_receive, args=(peer, link, orders, over), daemon=True).start()
     try:
-        while (order := link.receive()).kind != END:
+        while isinstance(order := orders.get(), Message):
             link.send(answer(worker, order))
+            orders.task_done()
+        if order is not None:
+            raise order
     except RuntimeError:  # rank 0 has ended
         pass
     finally:
         worker.close()
+        over.set()
+
+
+def _receive(peer: Peer, link: Link, orders: queue.Queue[Message | Exception | None], over: threading.Event) -> None:
+    end: Exception | None = None
+    try:
+        while (order := link.receive()).kind != END:
+            orders.put(order)
+            if peer.backend != "gloo":  # others send nothing while they receive
+                orders.join()
+    except Exception as error:
+        end = error
+    orders.put(end)
+    peer.leave(over)
 
 
 def answer(worker: RemoteWorker, order: Message) -> Message:

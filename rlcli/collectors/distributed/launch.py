@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,6 +95,12 @@ class Peer:
         if theirs:
             ignore_terminal()
 
+    @staticmethod
+    def leave(over: threading.Event) -> None:
+        """End this process soon, whatever its env does, unless what it serves is `over`: rank 0 has gone."""
+        if not over.wait(_GRACE):
+            os._exit(0)
+
     def run(self) -> None:
         """Serve rank 0 until it ends, or closes the group."""
         os.environ.update(self.interface)
@@ -111,40 +117,25 @@ def work(channel: Channel) -> None:
 
 
 class Launcher:
-    """Have the peers of rank 1 and above started, like `peer`, and know what became of them: here, by somebody else."""
+    """Have the peers of rank 1 and above started, like `own`, and know what became of them.
 
-    name = "torchrun"
-    folder: Path | None = None  # which ends with the collector
-    workers: Any = ()  # processes of this machine
+    `start` yields their workers, in the order of ranks, where this process has them; `folder` ends with the collector.
+    """
 
-    def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
-        size, there = peer.size, os.environ.get("WORLD_SIZE")
-        fix = f"torchrun --nproc-per-node {size} ..."
-        refuse(there is None, "launcher='torchrun' needs the ranks that torchrun starts", why="WORLD_SIZE is not set",
-               fix=fix)  # fmt: skip
-        refuse(int(there or 0) != size, f"{size - 1} workers need a world of {size} ranks",
-               why=f"torchrun started {there}", fix=fix)  # fmt: skip
-        one_node = os.environ.get("LOCAL_WORLD_SIZE") == there
-        self.own = replace(peer, key=shared_key(), rank=int(os.environ["RANK"]), loopback=one_node)
-
-    def launch(self, peers: Sequence[Peer]) -> None:
-        """Start them."""
+    def __init__(
+        self, name: str, own: Peer, start: Callable[[Sequence[Peer]], Iterable[Any]] | None = None,
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.own, self._start, self.folder = name, own, start, folder
+        self.workers: list[Any] = []
 
     def how_it_ended(self, rank: int) -> str:
         return self.workers[rank - 1].how_it_ended() if self.workers else "closed its connection"
-
-    def ended(self, rank: int) -> bool:
-        """Say whether a peer is known to have ended."""
-        return bool(self.workers) and self.workers[rank - 1].exit_code() is not None
 
     def kill(self, rank: int) -> None:
         """End a peer at once, where that can be done."""
         if self.workers:
             self.workers[rank - 1].kill()
-
-    def end(self) -> None:
-        """End all that are left."""
-        end(self.workers, _GRACE)
 
     def begin(self, join: Callable[[Peer, Any], object]) -> None:
         """Start the peers, wait until they have come, and `join` them; ResourceError names who has not."""
@@ -154,7 +145,8 @@ class Launcher:
         except dist.DistError as error:
             raise self._missing([], in_words(error)) from error
         ranks = list(range(1, self.own.size))
-        self.launch([replace(self.own, rank=rank) for rank in ranks])
+        for worker in self._start([replace(self.own, rank=rank) for rank in ranks]) if self._start else ():
+            self.workers.append(worker)
         self._await(store, _HERE, deadline)
         joined = Future[object]()  # by a thread: it may wait for ever, for one that ends before it is joined
         threading.Thread(target=_into, args=(joined, join, self.own, store), daemon=True).start()
@@ -162,6 +154,8 @@ class Launcher:
             self._check_coming(ranks, deadline)
         joined.result()
         self._await(store, _JOINED, deadline)
+        if self.name == "mp" and self.folder is not None:
+            shutil.rmtree(self.folder)  # now: this process may be killed
 
     def _await(self, store: Any, key: str, deadline: float) -> None:
         missing = list(range(1, self.own.size))
@@ -170,7 +164,7 @@ class Launcher:
             time.sleep(_EVERY)
 
     def _check_coming(self, ranks: Sequence[int], deadline: float) -> None:
-        if gone := [rank for rank in ranks if self.ended(rank)]:
+        if gone := [rank for rank in ranks if self.workers and self.workers[rank - 1].exit_code() is not None]:
             raise self._missing(gone, f"the worker of rank {gone[0]} {self.how_it_ended(gone[0])}")
         if time.monotonic() > deadline:
             raise self._missing(ranks, f"after {self.own.timeout:g} s")
@@ -184,7 +178,10 @@ class Launcher:
 
     def close(self) -> None:
         """End the peers, and remove what they met by."""
-        self.end()
+        if self.name == "mp":
+            end(self.workers, _GRACE)
+        for worker in self.workers:
+            worker.kill()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -196,84 +193,78 @@ def _into(result: Future[object], function: Callable[..., object], *args: Any) -
         result.set_exception(error)
 
 
-class Processes(Launcher):
+# ---- launchers: of a peer that lacks what they give it, and options of jobs ------------------------------------------
+def torchrun(peer: Peer, slurm_kwargs: Mapping[str, Any]) -> Launcher:
+    """Wait for the ranks that torchrun started."""
+    size, there = peer.size, os.environ.get("WORLD_SIZE")
+    fix = f"torchrun --nproc-per-node {size} ..."
+    refuse(there is None, "launcher='torchrun' needs the ranks that torchrun starts", why="WORLD_SIZE is not set",
+           fix=fix)  # fmt: skip
+    refuse(int(there or 0) != size, f"{size - 1} workers need a world of {size} ranks",
+           why=f"torchrun started {there}", fix=fix)  # fmt: skip
+    one_node = os.environ.get("LOCAL_WORLD_SIZE") == there
+    return Launcher("torchrun", replace(peer, key=shared_key(), rank=int(os.environ["RANK"]), loopback=one_node))
+
+
+def processes(peer: Peer, slurm_kwargs: Mapping[str, Any]) -> Launcher:
     """Run peers in worker processes of this machine."""
-
-    name = "mp"
-    folder: Path
-
-    def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
-        refuse(slurm_kwargs, "slurm_kwargs are of jobs", why="launcher is 'mp'", fix="Use launcher='submitit'.")
-        self.folder, self.workers = own_folder(), list[Worker]()
-        self.own = replace(peer, key=secrets.token_bytes(_KEY), file=str(self.folder / "meet"))
-
-    def launch(self, peers: Sequence[Peer]) -> None:
-        for peer in peers:
-            worker = Worker(f"{__name__}:work", start_method=USUAL_METHOD, preload=[__name__])
-            self.workers.append(worker)
-            worker.channel.send(0, 0, pickle.dumps(peer))
-
-    def begin(self, join: Callable[[Peer, Any], object]) -> None:
-        super().begin(join)
-        shutil.rmtree(str(self.folder))  # now: this process may be killed
+    refuse(slurm_kwargs, "slurm_kwargs are of jobs", why="launcher is 'mp'", fix="Use launcher='submitit'.")
+    folder = own_folder()
+    return Launcher("mp", _meeting_in(folder, peer), _workers, folder)
 
 
-class Jobs(Launcher):
+def _workers(peers: Sequence[Peer]) -> Iterator[Worker]:
+    for peer in peers:
+        yield (worker := Worker(f"{__name__}:work", start_method=USUAL_METHOD, preload=[__name__]))
+        worker.channel.send(0, 0, pickle.dumps(peer))
+
+
+def jobs(peer: Peer, slurm_kwargs: Mapping[str, Any]) -> Launcher:
     """Run peers as jobs of submitit."""
-
-    name = "submitit"
-
-    def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
-        options = dict(slurm_kwargs)
-        parent = options.pop("folder", os.getcwd())
-        self.folder, self._jobs = own_folder(parent), list[Any]()
-        try:
-            self._executor = executor_of(self.folder, options)
-        except BaseException:
-            self.close()
-            raise
-        self.own = replace(
-            peer, key=secrets.token_bytes(_KEY), file=str(self.folder / "meet"),
-            loopback=options.get("cluster") == "local",
-        )  # fmt: skip
-
-    def launch(self, peers: Sequence[Peer]) -> None:
-        self._jobs = self._executor.map_array(Peer.run, peers)
-
-    def how_it_ended(self, rank: int) -> str:
-        return f"ended (job {self._jobs[rank - 1].job_id})"
-
-    def ended(self, rank: int) -> bool:
-        return bool(self._jobs[rank - 1].done())
-
-    def kill(self, rank: int) -> None:
-        self._jobs[rank - 1].cancel()
-
-    def end(self) -> None:
-        for job in self._jobs:
-            job.cancel()
+    options = dict(slurm_kwargs)
+    folder = own_folder(options.pop("folder", os.getcwd()))
+    try:
+        executor = executor_of(folder, options)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    own = replace(_meeting_in(folder, peer), loopback=options.get("cluster") == "local")
+    return Launcher("submitit", own, lambda peers: map(Job, executor.map_array(Peer.run, peers)), folder)
 
 
-class Delayed(Launcher):
+class Job:
+    """A job of submitit as a worker."""
+
+    def __init__(self, job: Any) -> None:
+        self._job, self.kill = job, job.cancel
+
+    def exit_code(self, timeout: float = 0.0) -> int | None:
+        return 0 if self._job.done() else None
+
+    def how_it_ended(self) -> str:
+        return f"ended (job {self._job.job_id})"
+
+
+def delayed(peer: Peer, slurm_kwargs: Mapping[str, Any]) -> Launcher:
     """Wait for jobs that `submitit_delayed_launcher` submitted beside this one."""
-
-    name = "submitit_delayed"
-
-    def __init__(self, peer: Peer, slurm_kwargs: Mapping[str, Any]) -> None:
-        if (name := os.environ.get(MEETING)) is None:
-            raise ArgumentError(
-                "launcher='submitit_delayed' is of a job that submitit_delayed_launcher submitted",
-                why=f"{MEETING} is not set", fix="Decorate the main function with it.",
-            )  # fmt: skip
-        _check_own(folder := Path(name))
-        jobs = int((folder / "jobs").read_text())
-        refuse(jobs != peer.size - 1, f"the collector has {peer.size - 1} workers",
-               why=f"{jobs} jobs were submitted for them", fix=f"Use num_jobs={peer.size - 1}.")  # fmt: skip
-        key = (folder / "key").read_bytes()
-        self.own = replace(peer, file=str(folder / "meet"), key=key, loopback=False)
+    if (name := os.environ.get(MEETING)) is None:
+        raise ArgumentError(
+            "launcher='submitit_delayed' is of a job that submitit_delayed_launcher submitted",
+            why=f"{MEETING} is not set", fix="Decorate the main function with it.",
+        )  # fmt: skip
+    _check_own(folder := Path(name))
+    jobs = int((folder / "jobs").read_text())
+    refuse(jobs != peer.size - 1, f"the collector has {peer.size - 1} workers",
+           why=f"{jobs} jobs were submitted for them", fix=f"Use num_jobs={peer.size - 1}.")  # fmt: skip
+    key = (folder / "key").read_bytes()
+    return Launcher("submitit_delayed", replace(peer, file=str(folder / "meet"), key=key, loopback=False))
 
 
-LAUNCHERS = {each.name: each for each in (Processes, Launcher, Jobs, Delayed)}
+LAUNCHERS = {"mp": processes, "torchrun": torchrun, "submitit": jobs, "submitit_delayed": delayed}
+
+
+def _meeting_in(folder: Path, peer: Peer) -> Peer:
+    return replace(peer, key=secrets.token_bytes(_KEY), file=str(folder / "meet"))
 
 
 def executor_of(folder: Path, settings: Mapping[str, Any]) -> Any:
@@ -307,6 +298,13 @@ def _check_own(path: Path) -> None:
     refuse(about.st_uid != os.getuid() or about.st_mode & (stat.S_IRWXG | stat.S_IRWXO),
            f"{path} is not this user's alone", why="whoever reads its key can run code in this process",
            fix=f"chmod go-rwx {path}, as its owner.")  # fmt: skip
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a backend that this torch lacks."""
+    arguments.choice("backend", backend, BACKENDS)
+    refuse(not getattr(dist, f"is_{backend}_available")(), f"this torch has no {backend}",
+           why="it was built without", fix="Use backend='gloo'.")  # fmt: skip
 
 
 def shared_key() -> bytes:
@@ -375,7 +373,11 @@ def submitit_delayed_launcher(
                 loopback=collection.get("cluster") == "local", path=tuple(sys.path),
             )  # fmt: skip
             job = main_jobs.submit(_main, str(folder), main, args, kwargs)
-            others.map_array(Peer.run, [replace(peer, rank=rank) for rank in range(1, peer.size)])
+            try:
+                others.map_array(Peer.run, [replace(peer, rank=rank) for rank in range(1, peer.size)])
+            except BaseException:  # of sbatch: nobody would come to it
+                job.cancel()
+                raise
             return job
 
         return submit

@@ -10,7 +10,8 @@ from rlcli.arguments import refuse
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.distributed.cluster import cluster_of
 from rlcli.collectors.distributed.ray_remote import RayRemote, amounts_of
-from rlcli.collectors.workers.asynchronous import MultiAsyncCollector, RemoteCollector
+from rlcli.collectors.options import AHEAD
+from rlcli.collectors.workers.asynchronous import MultiAsyncCollector, MultiCollector
 from rlcli.collectors.workers.each import makers_of, own_length
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import REMOTE
@@ -18,7 +19,7 @@ from rlcli.collectors.workers.worker import REMOTE
 _INNER = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
-class RayCollector(RemoteCollector):
+class RayCollector(MultiCollector):
     """Collect by workers on a Ray cluster: `MultiSyncCollector` with ``sync=True``, `MultiAsyncCollector` without.
 
     Batches, seeds and ids are those of the local ones to the bit. A batch is copied once, out of Ray's store, which is
@@ -84,6 +85,7 @@ class RayCollector(RemoteCollector):
         self._init_config, self._timeout = ray_init_config, timeout
         self._interval = max_weight_update_interval
         self._version = self._since = 0  # newest, and batches with it
+        self._fits = 0  # frames that Ray's store has room for
         if update_after_each_batch:
             options["update_at_each_batch"] = True
         further = _of_each("collector_kwargs", collector_kwargs or {}, len(makers))
@@ -91,13 +93,17 @@ class RayCollector(RemoteCollector):
             each = [one.get(name) for one in further for _ in range(self._each)]
             options[name] = each[0] if all(value is each[0] for value in each) else each
         makers = [maker for maker in makers for _ in range(self._each)]
-        super().__init__(makers, policy, transport=self._remote, **options)
+        super().__init__(makers, policy, sync=sync, transport=self._remote, **options)
 
     def _remote(self, count: int) -> RayRemote:
         cpus = self._each * sum(each.get("num_cpus", 1) for each in self._resources)
         return RayRemote(cluster_of(None, cpus, self._init_config), REMOTE, self._resources, self._each, self._timeout)
 
     def _before_batch(self) -> None:
+        ordered = self.frames_in_batch * (1 if isinstance(self, MultiSyncCollector) else AHEAD * self.num_workers)
+        if ordered > self._fits:
+            self.group.processes.remote.check_store(ordered * self.schema.width)
+            self._fits = ordered
         if 0 < self._interval <= self._since and self._version == self.policy_version:
             self.update_policy_weights_()
         if self._version != self.policy_version:

@@ -6,12 +6,10 @@ order that is carried out twice would step envs twice.
 
 from __future__ import annotations
 
-import math
 import platform
 import re
 import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -89,20 +87,18 @@ class RayRemote:
             raise Gone("was lost with the cluster, which somebody shut down")
         answer: Future[Answer] = Future()
         come = worker.carry_out.remote(turn, kind, body, [*carried], *carried.values())
-        come.future().add_done_callback(partial(_hand_on, answer, self._check_store))
+        come.future().add_done_callback(partial(_hand_on, answer))
         return answer
 
-    def _check_store(self, arrays: Sequence[np.ndarray]) -> None:
-        """Warn once where two batches of every worker do not fit the store of this node: Ray writes them to disk."""
-        need = 2 * len(self._workers) * sum(array.nbytes for array in arrays)
+    def check_store(self, need: int) -> None:
+        """Refuse batches of so many bytes where the store of this node does not hold them: Ray would use its disk."""
         if need > self._store:
-            store, self._store = self._store, math.inf
-            warnings.warn(
-                f"Ray's object store has {size(store)} here, and the batches that are ordered may take {size(need)}: "
-                f"Ray puts them on disk, which is slow; use smaller batches, or a store of {size(need)} "
-                f"(ray start --object-store-memory={need})",
-                stacklevel=2,
-            )
+            raise ResourceError(
+                "Ray's object store is too small for the batches that are ordered", where=self.cluster.address,
+                why=f"they may take {size(need)}, and it has {size(self._store)} on this node",
+                fix=f"Use smaller batches, or a larger store: ray start --object-store-memory={need}, or here "
+                f"ray_init_config={{'object_store_memory': {need}}}.",
+            )  # fmt: skip
 
     def carry(self, message: bytes) -> Any:
         """Put a message into the object store, once for all workers; each node fetches it once."""
@@ -154,14 +150,13 @@ def versions() -> dict[str, str]:
 
 
 # ---- what becomes of an order ----------------------------------------------------------------------------------------
-def _hand_on(answer: Future[Answer], check: Callable[[Sequence[np.ndarray]], None], come: Future[Any]) -> None:
+def _hand_on(answer: Future[Answer], come: Future[Any]) -> None:
     """Hand on what an actor answered, or how it ended."""
     if not answer.set_running_or_notify_cancel():
         return
     error = come.exception()
     if error is None:
         answer.set_result(come.result())
-        check(come.result()[2])
     elif "creation task" in str(error):  # Ray's words of a constructor that failed
         answer.set_exception(ArgumentError(
             "a worker cannot be made on its node", why=str(error).strip().splitlines()[-1],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -91,22 +92,27 @@ def serve(peer: Peer) -> None:
     Calls come on threads of RPC's, several at once; they are carried out here, one after the other.
     """
     peer.meet(RPCRemote._join)
-    worker = RemoteWorker(peer.target)
+    worker, over = RemoteWorker(peer.target), threading.Event()
+    threading.Thread(target=_look_at_learner, args=(peer, over), daemon=True).start()
     try:
         while True:
-            try:
-                order, come = _orders.get(timeout=_EVERY)
-            except queue.Empty:
-                rpc.rpc_sync(_name(0), int, timeout=0)
-                continue
+            order, come = _orders.get()
             if order.kind == END:
                 break
             come.set_result(_sent(answer(worker, order)))
-    except RuntimeError:  # rank 0 has ended
-        pass
     finally:
         worker.close()
+        over.set()
         rpc.shutdown(graceful=False)
+
+
+def _look_at_learner(peer: Peer, over: threading.Event) -> None:
+    try:
+        while not over.wait(_EVERY):
+            rpc.rpc_sync(_name(0), int, timeout=0)
+    except RuntimeError:  # it has ended
+        _orders.put((Message(END, 0, b""), Future[Any]()))
+        peer.leave(over)
 
 
 class RPCCollector(DistributedCollector):

@@ -7,6 +7,7 @@ import functools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.finish import Delivered, Ended
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
+from rlcli.collectors.workers.each import makers_of
 from rlcli.collectors.workers.group import ShutDown
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.rows import BatchRequest
@@ -146,7 +148,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         if self.on_lag != "block":
             return self.group.next()
         while True:
-            there = self._arrived.keys() | map(id, self.group.outstanding())  # others were lost
+            there = self._arrived.keys() | map(id, chain(*self.group.outstanding()))  # others were lost
             self._queue = deque(order for order in self._queue if id(order) in there)
             if (arrived := self._arrived.pop(id(self._queue[0]), None)) is not None:
                 return arrived
@@ -156,19 +158,21 @@ class MultiAsyncCollector(MultiProcessCollector):
     @property
     def _asked(self) -> int:
         written = [part for _, part in self._ready] + [part for _, _, part in self._arrived.values()]
-        return sum(part.lanes * part.steps for part in written) + self.group.frames_begun()
+        begun = zip(self.group.records, self.group.outstanding(), strict=True)
+        asked = sum(order.steps * record.lanes for record, orders in begun for order in orders)
+        return asked + sum(part.lanes * part.steps for part in written)
 
     def _ask(self, timed: bool) -> None:
         """Make every worker write its next batches, as far as the run and the lag allow."""
-        workers = range(len(self.group))
+        orders, workers = self.group.outstanding(), range(len(self.group))
         limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(workers)
         for ahead in range(1, AHEAD + 1):
-            for index in sorted(workers, key=self.group.begun):
+            for index in sorted(workers, key=lambda index: len(orders[index])):
                 lanes = self.group.records[index].lanes
                 steps = self._steps(index, self.frames + self._asked)
-                if not steps or sum(map(self.group.begun, workers)) + len(self._arrived) >= limit:
+                if not steps or sum(map(len, orders)) + len(self._arrived) >= limit:
                     return
-                if self.group.begun(index) < ahead:
+                if len(orders[index]) < ahead:
                     left = steps_of(max(0, self._random_frames() - self._asked), lanes)
                     order = BatchRequest(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
                     if self.on_lag == "block":
@@ -275,30 +279,22 @@ class AsyncCollector(MultiAsyncCollector):
     """
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
-        single = not isinstance(create_env_fn, list | tuple)
-        super().__init__([create_env_fn] if single else create_env_fn, policy, **options)
-        if len(self.group) > 1:
-            count = len(self.group)
-            self.shutdown()
-            raise ArgumentError(f"an AsyncCollector has one worker, and got {count} envs", fix="MultiAsyncCollector.")
+        makers = makers_of(create_env_fn, None)
+        refuse(len(makers) > 1, f"an AsyncCollector has one worker, and got {len(makers)} envs",
+               fix="Use MultiAsyncCollector.")  # fmt: skip
+        super().__init__(makers, policy, **options)
 
 
 class MultiCollector(MultiProcessCollector):
-    """`MultiSyncCollector(...)`, or with `sync=False` `MultiAsyncCollector(...)`."""
+    """`MultiSyncCollector(...)`, or with `sync=False` `MultiAsyncCollector(...)`; a subclass is of that kind, too."""
 
-    def __new__(cls, *given: Any, sync: bool = True, **options: Any) -> MultiProcessCollector:  # type: ignore[misc]
-        return (MultiSyncCollector if sync else MultiAsyncCollector)(*given, **options)
-
-
-class RemoteCollector(MultiProcessCollector):
-    """Base of collectors with workers elsewhere: each is one of the two kinds, as its option `sync` says."""
-
-    def __new__(cls, *given: Any, sync: bool = False, **options: Any) -> RemoteCollector:
-        return object.__new__(_kind(cls, sync))  # type: ignore[arg-type]
+    def __init__(self, *given: Any, sync: bool = True, **options: Any) -> None:
+        self.__class__ = _kind(type(self), sync)  # type: ignore[arg-type]
+        super().__init__(*given, **options)
 
 
 @functools.cache
-def _kind(cls: type, sync: bool) -> type:
+def _kind(cls: type, sync: bool) -> Any:
     kinds = MultiSyncCollector, MultiAsyncCollector
     return cls if issubclass(cls, kinds) else type(cls.__name__, (cls, kinds[not sync]), {"__module__": cls.__module__})
 

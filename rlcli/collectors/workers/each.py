@@ -206,8 +206,6 @@ def _opened(place: tuple[int, int, int], dtype: torch.dtype, *form: Any) -> Tens
 class WorkerRecord:
     """Record one worker, of `lanes` envs from the collector's `first_lane` on."""
 
-    at_most = ""  # said before `lost_frames`
-
     lanes: int
     first_lane: int
     episodes: list[int]
@@ -221,13 +219,10 @@ class WorkerRecord:
     cause: str = ""
     # its next rows begin episodes (True) or are mid-episode after a loss (False); None: they go on
     begins: bool | None = None
+    # seconds of this session: the learner for its batches, and those, once there, for the learner; None: not known
+    waited: tuple[float, float] | None = None
+    at_most: str = ""  # "at most ": `lost_frames` it was asked for, and those it took went with it
 
     @property
     def span(self) -> range:
         return range(self.first_lane, self.first_lane + self.lanes)
-
-
-class RemoteRecord(WorkerRecord):
-    """Record a worker of another machine: it took its lost frames with it, and those that it was asked for count."""
-
-    at_most = "at most "

@@ -8,6 +8,7 @@ delivered is the parent's. Its successor begins new episodes in the same lanes, 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -133,7 +134,7 @@ class CollectorWorkers(Owner):
     def begin(self, index: int, order: BatchRequest) -> None:
         """Order a worker to write a batch, behind those that it is writing."""
         self.processes.refuse_given_up()
-        self._pass_over_broken()
+        self.outstanding()
         if not self._orders[index]:
             self._delivered[index] = self.rows.steps(index)
         self._orders[index].append(order)
@@ -142,29 +143,18 @@ class CollectorWorkers(Owner):
         except Lost as lost:
             self._replace(index, lost)
 
-    def _pass_over_broken(self) -> None:
-        """Forget orders that Ctrl-C kept from being given, or whose answers it kept from coming out of `next`."""
+    def outstanding(self) -> Sequence[deque[BatchRequest]]:
+        """Return each worker's orders that have not come out of `next`.
+
+        Those that Ctrl-C kept from being given, or their answers from coming out, are forgotten.
+        """
         for record, orders, begun in zip(self.records, self._orders, self.processes.begun(), strict=True):
             there = [order for order in orders if any(order is each for each in begun)]
             if len(there) < len(orders):
                 orders.clear()
                 orders.extend(there)
                 record.begins = record.begins or False
-
-    def begun(self, index: int) -> int:
-        """Count the orders of a worker that have not come out of `next`."""
-        self._pass_over_broken()
-        return len(self._orders[index])
-
-    def outstanding(self) -> list[BatchRequest]:
-        self._pass_over_broken()
-        return [order for orders in self._orders for order in orders]
-
-    def frames_begun(self) -> int:
-        """Count the frames that they ask for, of all workers."""
-        self._pass_over_broken()
-        pairs = zip(self.records, self._orders, strict=True)
-        return sum(order.steps * record.lanes for record, orders in pairs for order in orders)
+        return self._orders
 
     def _give(self, index: int, order: BatchRequest) -> None:
         sent = self._sent[index]
@@ -174,6 +164,7 @@ class CollectorWorkers(Owner):
 
     def next(self) -> tuple[int, BatchRequest, WorkerBatch]:
         """Return the worker that wrote a batch first, what it was to write, and what it says of it."""
+        asked = time.monotonic()
         while True:
             try:
                 index, part = self.processes.first()
@@ -194,6 +185,9 @@ class CollectorWorkers(Owner):
             order, record = self._orders[index].popleft(), self.records[index]
             record.episodes, record.next_id, record.version = part.episodes, part.next_id, part.version
             record.frames += part.lanes * part.steps
+            if record.waited and (came := self.processes.came):
+                learner, batches = record.waited
+                record.waited = learner + max(came - asked, 0.0), batches + max(asked - came, 0.0)
             self._delivered[index] += part.steps
             part, record.begins = dataclasses.replace(part, begins=record.begins), None
             return index, order, part
@@ -202,7 +196,7 @@ class CollectorWorkers(Owner):
         """Wait for all that was begun, as `next` would give it; `came` is called after each with how many came."""
         batches: list[tuple[int, BatchRequest, WorkerBatch]] = []
         errors: dict[int, Exception] = {}
-        while self.outstanding():
+        while any(self.outstanding()):
             try:
                 batches.append(self.next())
             except StoppedSafely:
@@ -217,7 +211,7 @@ class CollectorWorkers(Owner):
 
     def give_up(self) -> None:
         """Pass over what is being written, or was written for nobody; the next batches begin with new episodes."""
-        if self.outstanding():
+        if any(self.outstanding()):
             self.settle()
         self.reset()
 

@@ -340,8 +340,7 @@ class MultiProcessCollector(BaseCollector):
     def figures(self) -> dict[str, Any]:
         """Return figures for a closing report; see `Collector.figures`."""
         figures: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
-        most = {"at_most": bound} if (bound := self.group.rows.record.at_most) else {}
-        figures["workers"] = [dataclasses.asdict(record) | most for record in self.group.records]
+        figures["workers"] = [dataclasses.asdict(record) for record in self.group.records]
         return figures if self.delta is None else figures | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlcli.collectors.batch import Columns
-from rlcli.collectors.workers.each import RemoteRecord, WorkerRecord
+from rlcli.collectors.workers.each import WorkerRecord
 from rlcli.collectors.workers.worker import TARGET, signs_of
 from rlcli.processes.channel import packed
 from rlcli.processes.group import WorkerGroup
@@ -66,7 +66,7 @@ class LocalRows:
     standing_still, still = "hanging", "run"
     why_still = "it was stopped, or its code holds the GIL"
     scheme = SharedMemWeightSyncScheme  # of models without one
-    record = WorkerRecord
+    record = WorkerRecord  # of a worker
 
     def __init__(self, workers: int, start_method: str) -> None:
         self._start_method, self._batches = start_method, 0
@@ -118,7 +118,7 @@ class RemoteRows:
     standing_still, still = "not answering", "answered"
     why_still = "its env is slow, or it was stopped"
     scheme = MultiProcessWeightSyncScheme
-    record = RemoteRecord
+    record = partial(WorkerRecord, waited=(0.0, 0.0), at_most="at most ")
     attached: Sequence[Any] = ()
 
     def __init__(self, workers: int, transport: Callable[[int], Remote]) -> None:

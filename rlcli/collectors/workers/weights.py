@@ -24,7 +24,6 @@ class WorkerModels:
     def __init__(self, group: CollectorWorkers, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
         self.group, self._schemes, self._warned = group, _schemes(schemes), False
         self._usual: WeightSyncScheme = group.rows.scheme()
-        self._local = self._usual.local  # else workers may be on other machines
         self.trained: dict[str, Any] = {}
         self.senders: dict[str, WeightSender] = {}
         self._publications = Publications(group.rows.count)
@@ -39,9 +38,6 @@ class WorkerModels:
                why=f"got a {type(used).__name__}",
                fix="Give its place from the collector on: 'env.reward_model'.")  # fmt: skip
         scheme = self._schemes.get(name, self._usual)
-        refuse(scheme.local and not self._local, f"the weights of '{name}' do not get to other machines",
-               why=f"a {type(scheme).__name__} shares memory",
-               fix=f"Use {type(self._usual).__name__}, which is what a model without a scheme gets.")  # fmt: skip
         sender = scheme.create_sender(name, trained if isinstance(trained, nn.Module) else nn.Module())
         sender.join(self._publications)
 

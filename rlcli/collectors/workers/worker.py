@@ -25,7 +25,6 @@ from rlcli.collectors.collector import Collector
 from rlcli.collectors.finish import Filled, TrajectoryPool
 from rlcli.collectors.loop import BoundBatch
 from rlcli.collectors.options import CollectorOptions
-from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
@@ -100,37 +99,18 @@ def remote() -> CollectorWorker:
     return CollectorWorker(OwnRows())
 
 
-class SharedSlots:
-    """Write batches to slots that the parent shares, in place of a pool of one's own."""
-
-    def __init__(self, rollout: Rollout) -> None:
-        self.rollout = rollout
-        self._slots: dict[int, tuple[BoundBatch, dict[Key, np.ndarray]]] = {}
-        self._now = -1
-
-    def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
-        self._slots[slot] = self.rollout.bind({key: data[key] for key in self.rollout.columns()}, steps), data
-
-    def forget(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self._slots.pop(slot, None)
-
-    def use(self, slot: int) -> dict[Key, np.ndarray]:
-        self._now = slot
-        return self._slots[slot][1]
-
-    def take(self, steps: int) -> BoundBatch:
-        return self._slots[self._now][0]
-
-    def give_back(self, batch: BoundBatch) -> None:
-        """Do nothing: the parent says when the memory is free."""
-
-
 class PartCollector(Collector):
     """Collect a part of a parent's batches, which may end one early."""
 
     fast = True
     _stop: np.ndarray | None = None
+
+    def write_to(self, pool: Any) -> None:
+        """Take the memory of batches from another pool than its own."""
+        self._pool = pool
+
+    def bind(self, columns: Mapping[Key, np.ndarray], steps: int) -> BoundBatch:
+        return self._engine.bind({key: columns[key] for key in self._engine.columns()}, steps)
 
     def watch(self, stop: np.ndarray) -> None:
         """End batches early from now on, where `stop` says so."""
@@ -165,27 +145,21 @@ class PartCollector(Collector):
                 return
 
 
-class SlotCollector(PartCollector):
-    """Collect into slots of memory that a parent shares."""
-
-    fast = True
-
-    @property
-    def slots(self) -> SharedSlots:
-        return self._engine.pool
-
-    def _make_engine(self, pool: Any = SharedSlots) -> Rollout:
-        return super()._make_engine(pool)
-
-
 class SlotRows:
-    """Share with a parent on this machine: rows, signs of life, publications; it sends a descriptor with the order."""
+    """Share with a parent on this machine: rows, signs of life, publications; it sends a descriptor with the order.
+
+    Batches are written to slots of its memory, in place of a pool of one's own.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._slots: dict[int, tuple[BoundBatch, dict[Key, np.ndarray]]] = {}
+        self._now = -1
 
     def collector(self, options: Mapping[str, Any]) -> PartCollector:
-        return SlotCollector(**options)
+        collector = PartCollector(**options)
+        collector.write_to(self)
+        return collector
 
     def arrays(self, memory: Arrays) -> dict[Any, np.ndarray]:
         """Return the arrays that the order brings."""
@@ -206,15 +180,24 @@ class SlotRows:
         return self._channel.receive_fd()
 
     def memory(
-        self, collector: SlotCollector, slot: int, forget: Sequence[int], new: tuple[Arrays, int, int] | None
+        self, collector: PartCollector, slot: int, forget: Sequence[int], new: tuple[Arrays, int, int] | None
     ) -> dict[Key, np.ndarray]:
         """Have the next batch written into a slot, a new one where `new` says of what; return its columns."""
-        collector.slots.forget(forget)
+        for gone in forget:
+            self._slots.pop(gone, None)
         if new is not None:
             memory, steps, first = new
             share = slice(first, first + collector.envs)
-            collector.slots.add(slot, steps, {key: array[share] for key, array in self.arrays(memory).items()})
-        return collector.slots.use(slot)
+            columns = {key: array[share] for key, array in self.arrays(memory).items()}
+            self._slots[slot] = collector.bind(columns, steps), columns
+        self._now = slot
+        return self._slots[slot][1]
+
+    def take(self, steps: int) -> BoundBatch:
+        return self._slots[self._now][0]
+
+    def give_back(self, batch: BoundBatch) -> None:
+        """Do nothing: the parent says when the memory is free."""
 
 
 class OwnRows:
