@@ -121,7 +121,7 @@ class ReplayBuffer:
         self._noted: dict[int, list[Sampled]] = {}  # thread -> what `sample` gave it while `drawn` asks for it
         self.stream = SampleStream(
             self.ring, chosen, self._transforms, self._lock, batch_size=size, prefetch=prefetch,
-            collate_fn=collate_fn, pin_memory=pin_memory, device=device, annotate=self._annotate, trusted=own(chosen),
+            collate_fn=collate_fn, pin_memory=pin_memory, device=device, annotate=self._annotate,
         )  # fmt: skip
         if transform is not None:
             self.append_transform(transform)
@@ -387,7 +387,7 @@ class ReplayBuffer:
                 if len(self.ring):
                     new.extended(self.ring, len(self.ring))
             new.belong_to(self.ring)
-            self.stream.use(new, trusted=own(new))
+            self.stream.use(new)
             self.batch_size = new.batch_size() or self.batch_size
 
     def set_seed(self, seed: int) -> None:

@@ -21,6 +21,7 @@ from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.fields import nested
 from rlcli.data.samplers.sampler import Draw, Sampler, need_draw, need_rows
 from rlcli.errors import ArgumentError
+from rlcli.recognise import own
 
 
 class Sampled(NamedTuple):
@@ -110,19 +111,18 @@ class SampleStream:
         pin_memory: bool,
         device: torch.device | str | None,
         annotate: bool,
-        trusted: bool,
     ) -> None:
         self._ring, self._transforms, self._lock = ring, transforms, lock
         self.batch_size, self._since = batch_size, 0
-        self.use(sampler, trusted=trusted)
+        self.use(sampler)
         self._collate, self._pin, self._annotated = collate_fn, pin_memory, annotate
         self._device = None if device is None else torch.device(device)
         self._ahead = Prefetcher(self._draw, arguments.count("prefetch", prefetch), self._undraw) if prefetch else None
         forked.add(self)
 
-    def use(self, sampler: Sampler, *, trusted: bool) -> None:
-        """Draw by this one from now on, whose draws need no look if it is `trusted`; no iteration goes on."""
-        self.sampler, self._trusted = sampler, trusted
+    def use(self, sampler: Sampler) -> None:
+        """Draw by this one from now on; no iteration goes on."""
+        self.sampler, self._trusted = sampler, own(sampler)  # the draws of one of ours need no look
         self.iteration: Iterator[Any] | None = None  # what `ReplayBuffer.next` goes through
         self._since += 1
 

@@ -169,7 +169,8 @@ class Sampler:
         """Begin a new epoch with the next draw."""
 
     def empty(self) -> None:
-        """All rows are gone."""
+        """All rows are gone; by default a new epoch begins, as with `restart`."""
+        self.restart()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors that decide all later draws."""

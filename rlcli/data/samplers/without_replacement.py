@@ -84,9 +84,6 @@ class SamplerWithoutReplacement(Sampler):
     def restart(self) -> None:
         self._left, self.ran_out = self._left[:0], False
 
-    def empty(self) -> None:
-        self.restart()
-
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"left": torch.from_numpy(self._left.copy()), "ran_out": self.ran_out}
 
@@ -198,9 +195,6 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             self._length, self._changes = 0, changes
         if self.served is not None and (ring := self.served()) is not None:
             self.extended(ring, 0)
-
-    def empty(self) -> None:
-        self.restart()
 
     def loaded(self, ring: Ring) -> None:
         self._note_oldest(ring)

@@ -102,14 +102,7 @@ def _remove(path: Path, lock: ProcessLock, owner: int) -> None:
         let_go(lock)
 
 
-# ---- who is there ----------------------------------------------------------------------------------------------
-def holder(path: Path) -> int | None:
-    """Return the pid in a lock's file: who holds it, or held it when it was killed."""
-    with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text())
-    return None
-
-
+# ---- words and layout ----------------------------------------------------------------------------------------------
 LAYOUT, WORDS = "layout.json", "words"
 _CURSOR, _CLOSED = 0, 64  # bytes; a cache line each
 
@@ -317,7 +310,9 @@ def _lock(folder: Path) -> ProcessLock:
     try:
         return hold(folder / LOCK, str(os.getpid()))
     except BlockingIOError as error:
-        pid = holder(folder / LOCK)
+        pid = ""
+        with contextlib.suppress(OSError):  # the folder may go just now
+            pid = (folder / LOCK).read_text()
         raise ResourceError(
             "a region has one writer", where=str(folder),
             why=f"process {pid} writes it" if pid else "another process writes it",

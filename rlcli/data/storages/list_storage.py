@@ -152,14 +152,10 @@ class ObjectRing:
         """Ask nothing: objects have no trajectories; see `Ring.asking`."""
         return contextlib.nullcontext()
 
-    def state_dict(self) -> NoReturn:
+    def state_dict(self, *_: Any) -> NoReturn:
         raise ArgumentError("objects have no place in a file", fix="Use LazyTensorStorage, or another tensor storage.")
 
-    def content(self) -> NoReturn:
-        self.state_dict()
-
-    def read_state(self, state: Mapping[str, Any]) -> NoReturn:
-        self.state_dict()
+    content = read_state = state_dict
 
 
 def items_of(batch: Any) -> list[Any]:
