@@ -327,7 +327,7 @@ class Published:
     def __init__(self, hidden: int, actors: int) -> None:
         from rlcli.collectors.distributed.cluster import cluster_of
 
-        self.cluster = cluster_of(None, actors)
+        self.cluster = cluster_of(actors)
         ray = self.ray = self.cluster.ray
         self.net, self.version = net_of(hidden), 0
         self.sender = RayWeightSyncScheme().create_sender("policy", self.net)

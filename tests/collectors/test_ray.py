@@ -72,13 +72,13 @@ test_what_makes_no_sense_is_refused_before_a_cluster_is_made = refusals(
 
 def test_without_ray_the_package_to_install_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    refused(ArgumentError, "rlcli[ray]", lambda: cluster.cluster_of(None, 1))
+    refused(ArgumentError, "rlcli[ray]", lambda: cluster.cluster_of(1))
 
 
 @needs_ray
 @pytest.mark.parametrize("address", ["auto", "nowhere", "127.0.0.1:1"])
 def test_an_address_without_a_cluster_is_refused_at_once(address):
-    refused(ArgumentError, address, lambda: cluster.cluster_of(address, 1))
+    refused(ArgumentError, address, lambda: cluster.cluster_of(1, {"address": address}))
 
 
 # ---- the cluster ---------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def joined():
     pytest.importorskip("ray")
     handler, hook = signal.signal(signal.SIGTERM, lambda *_: None), sys.excepthook
     ours = signal.getsignal(signal.SIGTERM)
-    used = cluster.cluster_of(None, CPUS)
+    used = cluster.cluster_of(CPUS)
     assert signal.getsignal(signal.SIGTERM) is ours and sys.excepthook is hook
     yield used
     used.leave()
@@ -132,12 +132,12 @@ def test_sigterm_reaches_the_handler_that_was_there(joined):
 
 
 def test_one_process_uses_one_cluster(joined):
-    refused(ArgumentError, "cluster 127.0.0.1:1", lambda: cluster.cluster_of("127.0.0.1:1", 1))
+    refused(ArgumentError, "cluster 127.0.0.1:1", lambda: cluster.cluster_of(1, {"address": "127.0.0.1:1"}))
 
 
 def test_workers_that_the_cluster_has_no_room_for_are_refused(joined):
     def more():
-        RayRemote(cluster.cluster_of(None, 1), REMOTE, [{"num_cpus": 1}] * (CPUS + 1), 1, 0.5)
+        RayRemote(cluster.cluster_of(1), REMOTE, [{"num_cpus": 1}] * (CPUS + 1), 1, 0.5)
 
     refused(ResourceError, f"{CPUS + 1} {CPUS} CPU free", more)
 
@@ -159,7 +159,7 @@ def test_what_ray_does_not_take_is_refused_and_the_cluster_left(joined):
 
 
 def test_a_node_with_other_versions_is_refused_by_its_first_answer(joined, monkeypatch):
-    remote = RayRemote(cluster.cluster_of(None, 1), REMOTE, [{"num_cpus": 1}], 1, LONG)
+    remote = RayRemote(cluster.cluster_of(1), REMOTE, [{"num_cpus": 1}], 1, LONG)
     monkeypatch.setattr(ray_remote, "versions", lambda: versions() | {"torch": "1.0"})
     how, body, _ = remote.submit(remote.start(0), 1, 1, b"", {}).result(LONG)
     assert how == FAILED and isinstance(raised(body), ArgumentError) and "torch" in str(raised(body))
@@ -178,7 +178,7 @@ def test_a_cluster_that_is_there_is_joined_by_its_token(joined):
 def test_a_cluster_of_the_users_own_is_used_and_goes_on(joined, monkeypatch):
     monkeypatch.setattr(cluster, "_cluster", None)
     with pytest.warns(UserWarning, match="initialised already"):
-        used = cluster.cluster_of(None, 1)
+        used = cluster.cluster_of(1)
     assert used.address == joined.address
     used.leave()
     assert joined.ray.is_initialized()
@@ -330,7 +330,7 @@ from rlcli.collectors.distributed import cluster
 cluster._EVERY = 0.2
 signal.signal(signal.SIGTERM, lambda *_: print("stopped", flush=True))
 try:
-    used = cluster.cluster_of({address!r}, 1)
+    used = cluster.cluster_of(1, {{"address": {address!r}}})
 except Exception as error:
     sys.exit(f"{{type(error).__name__}}: {{error}}")
 gcs = {address!r} or used.ray._private.worker._global_node.all_processes["gcs_server"][0].process.pid

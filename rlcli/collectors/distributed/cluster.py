@@ -41,14 +41,14 @@ _ANSWERS = 5.0  # seconds that a head has to take a connection
 _cluster: Cluster | None = None  # of this process: Ray knows one at a time
 
 
-def cluster_of(address: str | None, cpus: float, config: Mapping[str, Any] | None = None) -> Cluster:
+def cluster_of(cpus: float, config: Mapping[str, Any] | None = None) -> Cluster:
     """Return the cluster that this process uses from now on; `leave` it as often.
 
-    It is at `address`, that of `config` (more for `ray.init`) or `RAY_ADDRESS`; or a new one here, with so many `cpus`.
+    It is at the address of `config`, for `ray.init`, or at `RAY_ADDRESS`; or a new one here, with so many `cpus`.
     """
     global _cluster
     config = dict(config or {})
-    address = address or config.pop("address", None) or os.environ.get("RAY_ADDRESS")
+    address = config.pop("address", None) or os.environ.get("RAY_ADDRESS")
     address = None if address == "local" else address
     if _cluster is None or not _cluster.close.alive:
         _cluster = Cluster(address, cpus, config)

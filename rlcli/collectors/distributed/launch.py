@@ -123,7 +123,7 @@ class Launcher:
     """
 
     def __init__(
-        self, name: str, own: Peer, start: Callable[[Sequence[Peer]], Iterable[Any]] | None = None,
+        self, name: str, own: Peer, start: Callable[[Sequence[Peer]], Iterable[Any]] = lambda _: (),
         folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.name, self.own, self._start, self.folder = name, own, start, folder
@@ -145,8 +145,7 @@ class Launcher:
         except dist.DistError as error:
             raise self._missing([], in_words(error)) from error
         ranks = list(range(1, self.own.size))
-        for worker in self._start([replace(self.own, rank=rank) for rank in ranks]) if self._start else ():
-            self.workers.append(worker)
+        self.workers.extend(self._start([replace(self.own, rank=rank) for rank in ranks]))
         self._await(store, _HERE, deadline)
         joined = Future[object]()  # by a thread: it may wait for ever, for one that ends before it is joined
         threading.Thread(target=_into, args=(joined, join, self.own, store), daemon=True).start()

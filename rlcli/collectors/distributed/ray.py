@@ -97,7 +97,7 @@ class RayCollector(MultiCollector):
 
     def _remote(self, count: int) -> RayRemote:
         cpus = self._each * sum(each.get("num_cpus", 1) for each in self._resources)
-        return RayRemote(cluster_of(None, cpus, self._init_config), REMOTE, self._resources, self._each, self._timeout)
+        return RayRemote(cluster_of(cpus, self._init_config), REMOTE, self._resources, self._each, self._timeout)
 
     def _before_batch(self) -> None:
         ordered = self.frames_in_batch * (1 if isinstance(self, MultiSyncCollector) else AHEAD * self.num_workers)

@@ -60,15 +60,12 @@ class MultiSyncCollector(MultiProcessCollector):
                fix="Leave it out.")  # fmt: skip
         super().__init__(create_env_fn, policy, **options)
         lanes = {record.lanes for record in self.group.records}
-        if len(lanes) > 1 and cat_results != 0:
-            self.group.close()
-            raise ArgumentError(
-                f"cat_results={cat_results!r} needs workers with as many envs each",
-                why=f"they have {', '.join(str(record.lanes) for record in self.group.records)}",
-                fix="Use cat_results=0.",
-            )
         self.pool = self._pool()
         try:
+            refuse(len(lanes) > 1 and cat_results != 0,
+                   f"cat_results={cat_results!r} needs workers with as many envs each",
+                   why=f"they have {', '.join(str(record.lanes) for record in self.group.records)}",
+                   fix="Use cat_results=0.")  # fmt: skip
             self._check_even()
         except ArgumentError:
             self.group.close()
