@@ -112,4 +112,4 @@ def test_a_journal_that_was_exchanged_under_a_second_writer_is_not_written_by_bo
     first = Journal(path, Disk())
     first.append({"kind": "header"}, {"kind": "commit"})
     refused(ResourceError, "writing", lambda: Journal(path, Slow()))
-    assert Journal(path, Disk()).count == 1
+    assert Journal(path, Disk()).end.records == 1
