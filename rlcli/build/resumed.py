@@ -99,10 +99,7 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
         saved = find_state(run)
         sealed, run_to_end, lost = saved.state, fill, None
         frames, written = saved.frames, saved.total if saved.closed else 0
-    different = changes(
-        run, cfg, frames=frames, config=sealed.get("config", run.config), versions=sealed.get("versions", {}),
-        devices=list(devices(cfg).values()), overrides=overrides,
-    )  # fmt: skip
+    different = changes(run, cfg, frames, sealed, overrides)
     different.check(run, force=force)
     if written >= cfg.total_frames and run.summary.get("status") == "done":
         return _finished(run, written, different)
@@ -238,26 +235,17 @@ class Changes:
             say(f"{follow} the fraction of total_frames that is done, so every step from here on differs")
 
 
-def changes(
-    run: Run,
-    cfg: CollectConfig,
-    *,
-    frames: int,
-    config: Mapping[str, Any],
-    versions: Mapping[str, str],
-    devices: Sequence[object],
-    overrides: Sequence[str] = (),
-) -> Changes:
-    """Compare what was sealed with the state at `frames` with what is in force; without sealed versions, not those."""
-    verb = str(run.info["verb"])
-    before = _settings(verb, config, "the saved state")
+def changes(run: Run, cfg: CollectConfig, frames: int, sealed: Mapping[str, Any], overrides: Sequence[str]) -> Changes:
+    """Compare what was `sealed` with the state at `frames`, versions if they were, with what is in force."""
+    versions = sealed.get("versions", {})
+    before = _settings(str(run.info["verb"]), sealed.get("config", run.config), "the saved state")
     after = dict(_flat(to_dict(cfg)))
     if versions:
         what = "what was sealed with a run's state is damaged"
         for name in ("threads", "cores"):
             held(_COUNT, versions.get(name), f"{run.path}, {name}", what=what)
     threads = _threads(cfg, versions) if versions else None
-    now = surroundings(threads or 1, devices, registry.imported, versions)
+    now = surroundings(threads or 1, list(devices(cfg).values()), registry.imported, versions)
     different = {
         key: (before.get(key), after.get(key))
         for key in sorted(before.keys() | after.keys())

@@ -5,6 +5,7 @@ Which values a sweep takes is `overrides.py`'s; what one job does is `rlcli.buil
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,11 @@ def sweep(ready: Any, start: Start) -> None:
 
 def _check(how: Any) -> None:
     """Refuse a way of running jobs that there is not here."""
+    if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            "a sweep does not run under torchrun", why="each of its ranks would begin the sweep",
+            fix="Start rlcli alone: learner.world_size=N starts the ranks of each job.",
+        )  # fmt: skip
     if how.launcher == "slurm":
         check_slurm(how.slurm)
         if how.fail_fast:

@@ -141,6 +141,13 @@ def test_a_sweep_of_more_jobs_than_anyone_runs_is_refused_at_once(rlcli, started
     assert (code, started) == (2, []) and "89,700 jobs" in err and "env.nmu" in err
 
 
+def test_a_sweep_under_torchrun_is_refused(rlcli, started, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = rlcli("train -m learner.world_size=2 seed=1,2")
+    assert code == 2 and "a sweep does not run under torchrun" in err and not started
+
+
 def test_a_child_recipe_wins_over_its_parent_whatever_becomes_of_their_files(rlcli, started, monkeypatch, tmp_path):
     (tmp_path / "recipes").mkdir()
     child, parent = (tmp_path / "recipes" / f"{name}.yaml" for name in ("a_child", "parent"))

@@ -228,10 +228,10 @@ def jobs(peer: Peer, slurm_kwargs: Mapping[str, Any]) -> Launcher:
         shutil.rmtree(folder)
         raise
     own = replace(_meeting_in(folder, peer), loopback=options.get("cluster") == "local")
-    return Launcher("submitit", own, lambda peers: map(Job, executor.map_array(Peer.run, peers)), folder)
+    return Launcher("submitit", own, lambda peers: map(SlurmJob, executor.map_array(Peer.run, peers)), folder)
 
 
-class Job:
+class SlurmJob:
     """A job of submitit as a worker."""
 
     def __init__(self, job: Any) -> None:
