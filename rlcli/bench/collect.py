@@ -117,8 +117,8 @@ class _Case:
         return timed
 
     def ratio(self, over: str, under: str, bar: str) -> None:
-        names = (f"{self.label}: {name}" for name in (over, under))
-        self.report.ratios.append(ratio(self.report.sides, *names, bar))
+        measured = ratio(self.report.sides, f"{self.label}: {over}", f"{self.label}: {under}", bar)
+        self.report.ratios.append(measured)
 
 
 def _pair(env: EnvBase) -> ActorCritic:

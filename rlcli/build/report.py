@@ -18,7 +18,6 @@ from rlcli.envs import EnvBase
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.keys import Key, show
 from rlcli.processes.process import cores
-from rlcli.report.events import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs.folder import EVENTS, Run, note_new
 from rlcli.runs.session import REPLAY_NOTICE
@@ -38,6 +37,8 @@ def reporter_of(
         return Reporter(facts, console="off")
     logger: Any = cfg.logger.kind
     if logger in registry.users_names("logger"):
+        from rlcli.report.events import Figures
+
         logger = partial(registry.build, "logger", logger, Figures, **cfg.logger.kwargs)
     note_new(run, METRICS, EPISODES)
     there = set(run.path.glob(EVENTS))

@@ -17,11 +17,10 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from rlcli.config import guard, words
 from rlcli.config.option import branches, find, groups
-from rlcli.config.other_names import choice_instead, facts_of
 from rlcli.config.problem import Problem, unknown
 from rlcli.config.recipes import unknown_recipe, with_whole_numbers
 from rlcli.config.registry import choices
-from rlcli.config.resolved import Facts, as_typed, check_type, unknown_flag, unknown_key
+from rlcli.config.resolved import Facts, as_typed, check_type, facts_of, unknown_flag, unknown_key
 from rlcli.config.schemas import verbs_with
 
 MAX_JOBS = 10_000
@@ -149,6 +148,8 @@ def _check_value(schema: type, key: str, value: Any, names: tuple[str, ...], fac
         elif not isinstance(value, str):
             yield unknown(key, _bare(value), names)._replace(what=_no_name(key, value))
         elif value not in names:
+            from rlcli.config.other_names import choice_instead
+
             hint = choice_instead(schema, key, str(value))
             yield Problem(f"unknown {key} {value!r}", hint) if hint else unknown(key, str(value), names)
     elif key.endswith(".kind") and key.removesuffix(".kind") in groups(schema):

@@ -14,7 +14,6 @@ from typing import Any, get_args, get_origin
 from rlcli.config import guard, registry
 from rlcli.config.choices import CHOICES
 from rlcli.config.option import Leaf, as_choice, branches, find, groups, held, leaves, of_all_choices, value_at
-from rlcli.config.other_names import facts_of, instead
 from rlcli.config.problem import Problem, did_you_mean, raise_all
 from rlcli.config.schemas import VERBS, CollectConfig, left_out, read_by
 from rlcli.errors import ConfigError
@@ -181,6 +180,8 @@ def wrong_type(leaf: Leaf, key: str, value: Any, where: str = "") -> Problem:
 
 def unknown_key(schema: type, key: str, value: Any = None, where: str = "", facts: Facts | None = None) -> Problem:
     """Return the sentence for a key that the schema lacks: what others mean by it, or the nearest keys to type."""
+    from rlcli.config.other_names import instead
+
     text = "" if value is None or isinstance(value, Mapping) else str(value)
     hint = instead(schema, key, text, facts() if facts else facts_of(schema, (), {}))
     known = read_by(schema)
@@ -202,8 +203,17 @@ def settings(cfg: Any) -> dict[str, Any]:
     return dict(flat(type(cfg), to_dict(cfg)))
 
 
+def facts_of(schema: type, given: Iterable[tuple[str, str, str]], composed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return every key's value; see `other_names`, which only a command with an unknown word imports."""
+    from rlcli.config import other_names
+
+    return other_names.facts_of(schema, given, composed)
+
+
 def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Facts | None = None) -> Problem:
     """Return the sentence for a flag not among `flags`, those of the verb: values are written without dashes."""
+    from rlcli.config.other_names import instead
+
     name, _, value = text.partition("=")
     hint = instead(schema, name, value, facts() if facts else facts_of(schema, (), {}))
     hint = hint or did_you_mean(name, (*flags, *read_by(schema)))

@@ -30,7 +30,6 @@ from rlcli.learning.gradient import total_of
 from rlcli.learning.minibatches import whole_sequences
 from rlcli.learning.update import watch_saved
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.planning.envs import to_come, worker_bytes
 from rlcli.planning.tensors import (
     META,
     RunEnvs,
@@ -156,8 +155,12 @@ def expected(run: Workload, collector: BaseCollector, learning: Learning, import
     process = so_far(imported, learning, stored) | noise_of(rows)
     workers = 0
     if run.envs.evaluated:
+        from rlcli.planning.envs import to_come
+
         process |= to_come(run.envs, reset=collector.frames > 0)
     if (group := collector.processes) is not None:
+        from rlcli.planning.envs import worker_bytes
+
         workers = worker_bytes(group)
     saved = None if update is None or not update.saved else update.saved
     return Expected(

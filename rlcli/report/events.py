@@ -36,18 +36,18 @@ Logger = Callable[[Path, int | None], Figures]
 
 
 class Guarded:
-    """Call a logger, if there is one, until it raises: then `warn`, and call it no more."""
+    """Call a logger until it raises: then `warn`, and call it no more."""
 
-    def __init__(self, figures: Figures | None, warn: Callable[[str], object]) -> None:
-        self.figures = figures
+    def __init__(self, figures: Figures, warn: Callable[[str], object]) -> None:
+        self._figures: Figures | None = figures
         self._warn = warn
 
     def __call__(self, method: str, *arguments: object) -> None:
         try:
-            if self.figures is not None:
-                getattr(self.figures, method)(*arguments)
+            if self._figures is not None:
+                getattr(self._figures, method)(*arguments)
         except Exception as error:  # whatever a user's code raises, the run and its other files do not depend on it
-            name, self.figures = type(self.figures).__name__, None
+            name, self._figures = type(self._figures).__name__, None
             self._warn(
                 f"the logger is off from here on, {name}.{method} failed: {in_words(error)}; "
                 "metrics.jsonl has all figures"

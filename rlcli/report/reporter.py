@@ -26,7 +26,6 @@ from tensordict import TensorDictBase
 
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
-from rlcli.report import closing
 from rlcli.report.clock import OTHER, Clock, Compiling, Spent
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport
@@ -199,6 +198,8 @@ class Reporter:
 
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:
         """End the view, write summary.json and report.md with `facts`, print the report, return the summary."""
+        from rlcli.report import closing
+
         self.clock.lap()
         for key in self.facts.info_keys if self.tally.episodes.episodes else ():
             if key != SUCCESS and key not in self.tally.episodes.infos.get("info", {}):
