@@ -38,8 +38,32 @@ class GymRecipe:
 
     def make(self) -> gym.Env:
         """Make the env."""
-        env, name = self._made()
-        if self.wrappers and name is not None:
+        env: Any = self.source
+        name, settings, limit = self.name, dict(self.settings), self.max_episode_steps
+        if isinstance(env, str):
+            name = env
+            if name not in gym.registry:
+                register_known(name)
+            if limit is not None:
+                set_limit(settings, limit)  # in the place of the registered one
+            with building(name, settings=bool(settings)):
+                env, limit = gym.make(name, **settings), None
+        elif name is not None and callable(env):
+            with building(name, settings=bool(settings)):
+                env = env(**settings)
+                if not isinstance(env, gym.Env):
+                    raise no_env(env, name)
+        elif isinstance(env, gym.Env):
+            name = type(env.unwrapped).__name__
+            refuse(
+                settings, "an env that is there already takes no settings", where=name,
+                why=f"got {', '.join(settings)}", fix="Make it so, or give its id.",
+            )  # fmt: skip
+        else:
+            return env  # which `GymVecEnv` refuses
+        if limit:
+            env = gym.wrappers.TimeLimit(env, limit)
+        if self.wrappers:
             with building(name, settings=False):
                 for wrap in self.wrappers:
                     env = wrap(env)
@@ -48,32 +72,6 @@ class GymRecipe:
         from rlcli.vec_envs.wrappers import FrameSkip
 
         return FrameSkip(env, self.frame_skip)
-
-    def _made(self) -> tuple[Any, str | None]:
-        """Return the env with its limit, and its name in errors; no name for what `GymVecEnv` refuses as no env."""
-        source, settings = self.source, dict(self.settings)
-        if isinstance(source, str):
-            if source not in gym.registry:
-                register_known(source)
-            set_limit(settings, self.max_episode_steps)  # in the place of the registered one
-            with building(source, settings=bool(settings)):
-                return gym.make(source, **settings), source
-        env: Any = source
-        name = self.name
-        if name is not None and callable(source):
-            with building(name, settings=bool(settings)):
-                env = source(**settings)
-                if not isinstance(env, gym.Env):
-                    raise no_env(env, name)
-        elif not isinstance(source, gym.Env):
-            return source, None
-        else:
-            name = type(source.unwrapped).__name__
-            refuse(
-                settings, "an env that is there already takes no settings", where=name,
-                why=f"got {', '.join(settings)}", fix="Make it so, or give its id.",
-            )  # fmt: skip
-        return gym.wrappers.TimeLimit(env, self.max_episode_steps) if self.max_episode_steps else env, name
 
 
 def _received(spec: Any, *values: Any) -> GymRecipe:
