@@ -90,6 +90,13 @@ def _imported_stays() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _gradients_stay_on():
+    """A file that left them off, as an interrupt inside of `torch.no_grad` can, would have later ones fail."""
+    yield
+    assert "torch" not in sys.modules or sys.modules["torch"].is_grad_enabled()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _packages_are_of_one_file():
     """Packages that a test imports as a command does are no later file's, whose workers would look for them."""
     from rlcli.config import registry

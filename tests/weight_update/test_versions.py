@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from face import Worker, WorkerGroup, packed, refused, unpacked
 from interrupted import instructions
 from weight_workers import fill, is_stopped, model, numbers
@@ -322,6 +323,7 @@ def test_wherever_a_writer_is_it_leaves_one_publication():
             assert several.held() == several.published
 
 
+@torch.enable_grad()  # one that comes inside `torch.no_grad().__enter__` leaves gradients off
 def test_after_a_publication_that_ctrl_c_broke_off_anywhere_the_next_is_whole():
     several, rng = Several(2, 2), random.Random(0)
     sender, trained, receiver, acting = pair(2)
