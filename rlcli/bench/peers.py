@@ -175,8 +175,6 @@ class Stepped(NamedTuple):
 
 
 def _stepped(envs: Any, actions: list[Any]) -> Stepped:
-    """Return envs stepped with these actions, again and again."""
-
     def step(steps: int) -> None:
         for t in range(steps):
             envs.step(actions[t % len(actions)])

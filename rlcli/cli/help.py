@@ -89,7 +89,7 @@ def keys_page() -> Iterator[str]:
     yield "last column names them."
     shown: set[str] = set()
     for verb, schema in VERBS.items():
-        for group, keys in _by_group(schema, shown):
+        for group, keys in _keys_by_group(schema, shown):
             yield f"\n## {group or 'top level'}" + ("" if verb == "train" else f", of `rlcli {verb}` only") + "\n"
             if group:
                 yield doc(schema, group) + "\n"
@@ -99,10 +99,10 @@ def keys_page() -> Iterator[str]:
                 yield _key_row(leaf, when, choices(schema, group) if leaf.key == f"{group}.kind" else ())
 
 
-def _by_group(schema: type, without: Container[str]) -> Iterator[tuple[str, list[tuple[Leaf, str]]]]:
-    """Yield each group ("" of keys without one) with the keys that a verb reads, and with which choices it does."""
+def _keys_by_group(schema: type, without: Container[str]) -> Iterator[tuple[str, list[tuple[Leaf, str]]]]:
     read = ((leaf, read_with(schema, leaf)) for leaf in leaves(schema).values() if leaf.key not in without)
     known = [(leaf, when) for leaf, when in read if when is not None and leaf.key != "recipe"]
+    # "" is of keys without a group
     for group, keys in itertools.groupby(known, lambda pair: pair[0].key.rpartition(".")[0].split(".")[0]):
         yield group, list(keys)
 
@@ -154,7 +154,7 @@ def _page(verb: str, recipe_dirs: Sequence[str], width: int) -> Iterator[str]:
     for group in groups(schema):
         if f"{group}.kind" in leaves(schema):
             yield from _wrapped(group, choices(schema, group), width)
-    for group, keys in _by_group(schema, [key for key in leaves(schema) if key.endswith(".kind")]):
+    for group, keys in _keys_by_group(schema, [key for key in leaves(schema) if key.endswith(".kind")]):
         yield ""
         yield f"{group}: {doc(schema, group)}" if group else "keys"
         for leaf, when in keys:

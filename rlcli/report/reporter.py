@@ -301,7 +301,7 @@ def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
     stream = sys.stdout if stream is None else stream
     if stream is None or console == "off":  # no stream: a program without a console
         return View()
-    if console == "live" or (console == "auto" and draws(stream)):
+    if console == "live" or (console == "auto" and can_draw_live(stream)):
         from rlcli.report.live import LiveView
 
         return LiveView(stream)
@@ -310,7 +310,6 @@ def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
     return PlainView(stream)
 
 
-def draws(stream: TextIO) -> bool:
-    """Say whether a stream is a terminal on which the live view can be drawn."""
+def can_draw_live(stream: TextIO) -> bool:
     encodes = (getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
     return encodes and getattr(stream, "isatty", bool)() and os.environ.get("TERM", "") not in ("", "dumb")

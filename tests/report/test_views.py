@@ -18,7 +18,7 @@ from rlcli.report.figures import WIDTH
 from rlcli.report.ledger import Ledger, LedgerEntry
 from rlcli.report.live import LiveView, render
 from rlcli.report.plain import PlainView, details, line
-from rlcli.report.reporter import Facts, draws, open_view
+from rlcli.report.reporter import Facts, can_draw_live, open_view
 from rlcli.report.view import EVALUATION, MemoryRow, Snapshot, View, WorkerRow, memory_rows, shown
 from rlcli.report.workers import Workers
 
@@ -301,13 +301,13 @@ def test_a_reader_that_hangs_up_does_not_stop_the_run(kind, snapshot):
 def test_auto_draws_on_a_utf8_terminal_and_writes_lines_elsewhere(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
-    assert draws(terminal)
-    assert not draws(io.StringIO())
+    assert can_draw_live(terminal)
+    assert not can_draw_live(io.StringIO())
     terminal.encoding = "ascii"
-    assert not draws(terminal)
+    assert not can_draw_live(terminal)
     monkeypatch.setenv("TERM", "dumb")
     terminal.encoding = "utf-8"
-    assert not draws(terminal)
+    assert not can_draw_live(terminal)
     assert type(open_view("off")) is View
 
 
@@ -316,7 +316,7 @@ def test_a_program_without_a_console_and_a_stream_that_is_no_terminal(monkeypatc
         def write(self, text): ...
         def flush(self): ...
 
-    assert not draws(Written())
+    assert not can_draw_live(Written())
     monkeypatch.setattr("sys.stdout", None)
     assert type(open_view("auto")) is View
 

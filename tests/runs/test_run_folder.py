@@ -116,7 +116,7 @@ def test_a_file_that_is_gone_from_a_run_is_damage_and_no_other_folder(tmp_path):
 
 
 def test_a_run_notes_the_version_of_every_package_that_it_could_compute_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "_version", lambda name: f"of {name}")
+    monkeypatch.setattr(provenance, "version_of", lambda name: f"of {name}")
     assert {"llvmlite", "opencv-python", "box2d", "box2d-py", "tensorboard"} <= made(tmp_path).info["versions"].keys()
 
 
