@@ -245,7 +245,7 @@ def test_the_job_that_learns_is_cancelled_where_those_beside_it_are_refused(tmp_
     job = SimpleNamespace(cancel=lambda: cancelled.append(True))
     executor = SimpleNamespace(submit=lambda *given: job, map_array=refuse)
     monkeypatch.setattr(launch, "executor_of", lambda *given: executor)
-    with pytest.raises(OSError, match="sbatch"):
+    with pytest.raises(OSError):
         submitit_delayed_launcher(2, folder=tmp_path)(learn)(2)
     assert cancelled
 
