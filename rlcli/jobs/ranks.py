@@ -96,8 +96,11 @@ def _awaited(what: Callable[[], Any], seconds: float) -> Any:
 @contextlib.contextmanager
 def started(size: int, backend: str, folder: Path, target: str, order: Mapping[str, Any]) -> Iterator[Ranks]:
     """Start the other ranks, unless torchrun has; yield rank 0's side. They run `target` of themselves and `order`."""
-    meeting, grace, ranks, theirs = folder / MEETING, _SAVING, None, rank_here(size) is not None
-    meeting.unlink(missing_ok=True)
+    for left in folder.glob(f"{MEETING}*"):  # by a crash
+        left.unlink()
+    # no name twice: a FileStore that is let go of late opens its file again, and would read another's for ever
+    meeting = folder / f"{MEETING}_{time.time_ns()}"
+    grace, ranks, theirs = _SAVING, None, rank_here(size) is not None
     others = Others(size, workers := list[Worker]())
     try:
         for rank in range(1, size) if not theirs else ():
