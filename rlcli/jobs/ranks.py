@@ -149,7 +149,7 @@ def _serve(
 
     def look() -> None:
         if ended():
-            raise RankLost("rank 0 has ended")
+            raise RankLost("rank 0 has ended", why="it has said so, or its connection is closed")
 
     code, text = 0, ""
     try:

@@ -110,6 +110,7 @@ class InitTracker(_Carrying):
 
     def __init__(self, init_key: Key = IS_INIT) -> None:
         super().__init__(init_key)
+        self.init_key = self.key
 
     def leaf(self, shape, device):
         return Categorical(2, shape, torch.bool, device)
@@ -150,7 +151,7 @@ class StepCounter(_Carrying):
         if max_steps is not None and (not isinstance(max_steps, Integral) or max_steps < 1):
             raise ArgumentError("StepCounter's max_steps is a whole number of at least 1", why=f"got {max_steps!r}")
         super().__init__(step_count_key)
-        self.max_steps = max_steps
+        self.step_count_key, self.max_steps = self.key, max_steps
         self.ends_episodes = max_steps is not None
         self.has_batch_pass = max_steps is None  # with a limit the loop must know at once
 

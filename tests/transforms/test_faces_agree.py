@@ -301,3 +301,8 @@ def test_bounds_that_no_reward_reaches_clip_nothing():
     script, make = write_script(batch=T), lambda: RewardClipping(-1e39, 1e39)
     assert_same(run_columns(script, make(), T), run_tensordicts(script, make(), T))
     refused(ArgumentError, "clamp_min <= clamp_max", lambda: RewardClipping(1, -1))
+
+
+def test_a_counter_keeps_its_arguments():
+    counter = StepCounter(max_steps=4, step_count_key="steps")
+    assert (counter.max_steps, counter.step_count_key, InitTracker("began").init_key) == (4, "steps", "began")

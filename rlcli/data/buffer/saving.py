@@ -71,8 +71,6 @@ class SavedParts:
             holds = ", ".join(map(str, state)) or "nothing"
             raise ArgumentError("this is no state of a buffer", why=f"it holds {holds}")
         _STATE(dict(state))
-        if ahead := state.get("ahead"):  # of a state that an earlier version made
-            warnings.warn(f"{len(ahead)} samples that this state's buffer had made ahead are left out", stacklevel=5)
 
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""
@@ -89,6 +87,8 @@ class SavedParts:
             self.take_over(state["rest"])
             self.ring.storage.need_writable()
             take_rows(self.ring, state["rows"]["ring"], state["rows"]["columns"])
+        if ahead := state.get("ahead"):  # of a state that an earlier version made
+            warnings.warn(f"{len(ahead)} samples that this state's buffer had made ahead are left out", stacklevel=3)
 
     def dump(self, folder: Path | str) -> Path:
         """Write all of it beside the dumps that a folder holds; the folder of this dump."""

@@ -124,6 +124,8 @@ def _form(
     """Return dtype and shape of an uncompressed tensor of this name among those that are `found`."""
 
     def rows_of(mark: str) -> list[int]:
+        if mark not in found:
+            raise Misfit("what belongs to it is missing", name)
         return (found[mark][1] or [0])[:1]
 
     for mark, beside in _BESIDE.items():

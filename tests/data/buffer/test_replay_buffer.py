@@ -878,8 +878,9 @@ def test_samples_made_ahead_need_not_be_columns_for_a_state():
 def test_a_state_of_an_earlier_version_is_read_without_the_samples_made_ahead_in_it():
     rb, other = buffer(12), buffer(12)
     rb.extend(episodes([9]))
-    with pytest.warns(UserWarning, match="1 samples .* are left out"):
+    with pytest.warns(UserWarning, match="1 samples .* are left out") as warned:
         other.load_state_dict({**rb.state_dict(), "ahead": [{"columns": {}}], "ahead_size": 8})
+    assert warned[0].filename == __file__
     assert (rb.sample() == other.sample()).all()
 
 

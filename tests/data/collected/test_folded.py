@@ -95,7 +95,7 @@ def test_what_is_neither_stays_as_it_is():
     assert [*folded("x", torch.randint(0, 255, (4, 32, 4, 8, 8), dtype=torch.uint8), torch.Size([4, 32]))] == ["x"]
 
 
-@pytest.mark.parametrize("broken", ["@where/x", "@older/x", "@frame/x", "index", "order", "twice", "two folds"])
+@pytest.mark.parametrize("broken", ["@where/x", "@older/x", "@frame/x", "index", "order", "twice", "two folds", "few"])
 def test_what_does_not_go_together_is_refused(broken):
     layout = {"x": Field((4, 8, 8), torch.uint8), "y": Field((20,), torch.int64)}
     frames = torch.randint(0, 255, (40, 8, 8), dtype=torch.uint8).unfold(0, 4, 1).permute(0, 3, 1, 2)
@@ -111,6 +111,8 @@ def test_what_does_not_go_together_is_refused(broken):
         found["x"] = frames
     elif broken == "two folds":
         found["@hot/@frame/x"] = found.pop("@frame/x")
+    elif broken == "few":
+        found["@hot/@few/y"] = found.pop("@hot/y")
     else:
         del found[broken]
     with pytest.raises(Misfit):
