@@ -118,13 +118,16 @@ class SequenceActionValues:
             begins.reshape(size)[..., 0] = True
             columns = {**without(columns, self.net.state_keys), IS_INIT: begins}
         if burn_in is not None:
-            before = {key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns}
-            with torch.no_grad():
-                written = self.net.net(before)
-            columns |= _going_on(columns, {key: written[under_next(key)] for key in self.net.state_keys}, burn_in)
+            columns |= self._warmed_up(columns, burn_in)
         td = TensorDict(columns, batch_size=size)  # type: ignore[arg-type]
         values = shifted_values(td, self.net, ends, len(size) - 1, budget=None)
         return values.value, values.next_value
+
+    @torch.no_grad()
+    def _warmed_up(self, columns: Columns, burn_in: BurnIn) -> dict[Key, Tensor]:
+        """Return `is_init` and states of the rows that are learned from, as this network's burn-in leaves them."""
+        written = self.net.net({key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns})
+        return _going_on(columns, {key: written[under_next(key)] for key in self.net.state_keys}, burn_in)
 
 
 def without(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
