@@ -5,7 +5,7 @@ from face import refused
 
 from rlcli.bench.harness import Report
 from rlcli.errors import NumericsError
-from tests.bench import cluster
+from tests.bench import cluster, cluster_sides
 from tests.bench.settings import BENCHES
 
 QUICK = ["part=cartpole", "frames=[64]", "round=64", "rounds=7", "peers=false"]
@@ -26,7 +26,7 @@ class Stub:
 
 @pytest.mark.slow
 def test_workers_elsewhere_are_compared_with_those_of_this_machine(monkeypatch):
-    monkeypatch.setattr(cluster, "KINDS", [cluster.LOCAL, cluster.GLOO])
+    monkeypatch.setattr(cluster, "KINDS", [cluster.LOCAL, cluster_sides.GLOO])
     result = BENCHES.measure("cluster", QUICK).as_dict()
     assert [ratio["bar"] for ratio in result["ratios"]] == ["", ""]
     assert len(result["sides"]) == 4 and "CartPole, 64: frames of local, gloo" in result["checks"]
@@ -34,7 +34,7 @@ def test_workers_elsewhere_are_compared_with_those_of_this_machine(monkeypatch):
 
 def test_sides_that_collect_other_frames_are_refused():
     report = Report("cluster", {"round": 64, "rounds": 7}, "frame")
-    sides = {cluster.LOCAL: Stub(1.0), cluster.RAY: Stub(1.0), cluster.GLOO: Stub(2.0)}
+    sides = {cluster.LOCAL: Stub(1.0), cluster.RAY: Stub(1.0), cluster_sides.GLOO: Stub(2.0)}
     refused(NumericsError, "CartPole", lambda: cluster._compare(report, "CartPole", sides, 64))
 
 

@@ -301,7 +301,7 @@ def test_a_signal_to_any_rank_stops_all_and_a_resumed_run_is_the_same_to_the_bit
             same(one, other)
         assert [record["frames"] for record in resumed.metrics()] == [512 * k for k in range(1, 9)]
     memory = whole.summary["memory"]["process"]
-    assert memory["ranks"] == 2 and 0.6 < memory["peak"] / memory["planned"] < 1.2  # rank 0 has pytest in it
+    assert memory["ranks"] == 2 and memory["peak"] > psutil.Process().memory_info().rss + (100 << 20)
     # another number of ranks goes on from the weights
     alone = resume("cut", ["learner.world_size=1", "total_frames=4608"])
     assert alone.summary["status"] == "done" and alone.metrics()[-1]["frames"] == 4608

@@ -1,6 +1,6 @@
 """Jobs that take a moment: imported by the processes of a sweep, it stands where training would begin.
 
-By seed: 3 raises, 5 is killed, 9 is sent SIGTERM, from 100 on a job lasts until it is stopped.
+By seed: 3 raises, 5 is killed, 9 is sent SIGTERM, from 50 on a job lasts a second, from 100 on until it is stopped.
 Each beginning is a line in `begun.txt`.
 """
 
@@ -33,7 +33,8 @@ def work(folder, seed, kind):
             os.kill(os.getpid(), signal.SIGKILL)
         if seed == 9 and kind == "start":
             os.kill(os.getpid(), signal.SIGTERM)
-        until = time.monotonic() + (60 if seed >= 100 and kind == "start" else 0.05)
+        lasts = 60 if seed >= 100 and kind == "start" else 1 if 50 <= seed < 100 else 0.05
+        until = time.monotonic() + lasts
         while time.monotonic() < until and not stop.requested:
             time.sleep(0.01)
         status = "stopped" if stop.requested else "done"
