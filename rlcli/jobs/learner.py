@@ -218,7 +218,7 @@ class Learner:
 
         if found.ranks != self.hooks.ranks:
             self.reporter.say(f"of what each rank had, {_ANEW}")
-        elif not own:
+        elif not own and not self.saver.rank:
             self.reporter.warn("checkpoint", f"a rank has no whole checkpoint at {self.loop.frames:,} frames: {_ANEW}")
 
     def _take_over(self, state: dict[str, Any], own: bool, frames: int) -> None:
