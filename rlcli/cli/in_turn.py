@@ -61,7 +61,7 @@ def run_one(sweep: Sweep, job: SweepJob, start: Start) -> str:
         state = sweep.state(job)
         if not ours or state == "done":
             return "another process runs it" if not ours else "another process has run it"
-        if state == "waiting":
+        if state == "waiting" or (state != "damaged" and sweep.begins_anew(job)):
             cfg = job_of_sweep(sweep.verb, sweep.recipes, job.words, job.number)
             cfg.run.dir = str(sweep.folder(job).absolute())
             start(sweep.verb, cfg, sweep.typed(job))

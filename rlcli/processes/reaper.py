@@ -1,6 +1,7 @@
 """Processes that others start for this one, and a folder of theirs: they end with it, however it ends.
 
-They are known by a mark in their environment, which whatever they start inherits. A small process looks twice a second
+They are known by a mark in their environment, which whatever they start inherits; and by the session of one that had
+it: a process that gives itself a title may write that where its environment was. A small process looks twice a second
 whether its parent lives: a kill skips all code of that, and a fork of it could hold the end of a pipe open.
 """
 
@@ -31,38 +32,44 @@ class Reaper:
         self.mark = secrets.token_hex(8)
         program = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
-            f"from rlcli.processes.reaper import outlive; outlive({os.getpid()}, {self.mark!r}, {self.folder!r})"
+            "from rlcli.processes.reaper import outlive\n"
+            f"outlive({os.getpid()}, {os.getsid(0)}, {self.mark!r}, {self.folder!r})"
         )
         nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         self._process = subprocess.Popen([sys.executable, "-c", program], **nowhere, start_new_session=True)  # type: ignore[call-overload]
 
     def clear_up(self) -> None:
         """Kill all processes that have the mark, and remove the folder."""
-        _clear_up(self.mark, self.folder)
+        _clear_up(os.getsid(0), self.mark, self.folder)
         self._process.kill()
         self._process.wait()
 
 
-def outlive(parent: int, mark: str, folder: str) -> None:
+def outlive(parent: int, session: int, mark: str, folder: str) -> None:
     """Clear up once the parent has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.getppid() == parent:
         time.sleep(_EVERY)
-    _clear_up(mark, folder)
+    _clear_up(session, mark, folder)
 
 
-def _clear_up(mark: str, folder: str) -> None:
+def _clear_up(ours: int, mark: str, folder: str) -> None:
     import psutil
 
+    sessions = set[int]()
     for _ in range(_ROUNDS):
-        marked = []
+        found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
+                session = os.getsid(process.pid)
                 if process.environ().get(MARK) == mark:
-                    process.kill()
-                    marked.append(process)
-        if not marked:
+                    sessions |= {session} - {ours}
+                elif session not in sessions:
+                    continue
+                process.kill()
+                found.append(process)
+        if not found:
             break
-        psutil.wait_procs(marked, timeout=_EVERY)
+        psutil.wait_procs(found, timeout=_EVERY)
     shutil.rmtree(folder, ignore_errors=True)

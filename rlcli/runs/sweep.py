@@ -21,7 +21,7 @@ from rlcli.config import registry
 from rlcli.config.run_files import RUN, SWEEP, write_whole
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.processes.lock import hold, let_go
-from rlcli.runs.folder import Run
+from rlcli.runs.folder import OUTPUT, Run, claim_new
 from rlcli.runs.provenance import decides_bits, versions
 from rlcli.typed import Misfit, read_json
 
@@ -67,6 +67,17 @@ class Sweep:
             return "waiting" if (run := self.run(job)) is None else run.status
         except DamagedDataError:  # of this job alone
             return "damaged"
+
+    def begins_anew(self, job: SweepJob) -> bool:
+        """Return True if a job's training ended before its first checkpoint: what it left is put beside it."""
+        folder, run = self.folder(job), self.run(job)
+        if self.verb != "train" or run is None or run.status == "running" or run.checkpoints or run.saved_frames:
+            return False
+        aside = claim_new(folder.with_name(f"{folder.name}_before"))
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == RUN):  # that last: half of it is no new job
+            if path.name != OUTPUT:
+                path.rename(aside / path.name)
+        return True
 
     def remove(self) -> None:
         """Remove the folder, if no job came so far as to have one."""

@@ -136,6 +136,22 @@ def test_ctrl_c_in_a_real_sweep(tmp_path):
     )
 
 
+def test_a_job_that_was_killed_before_its_first_checkpoint_begins_anew(rlcli, started, monkeypatch, tmp_path):
+    ran = []
+
+    def train(cfg, words):
+        ran.append(cfg.seed)
+        begin(cfg, words, "failed" if len(ran) == 1 else "done")
+        Path(cfg.run.dir, "checkpoints").mkdir()
+
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", train)
+    assert rlcli("train -m seed=1,2 hydra.sweep.dir=sw")[0] == 0
+    (tmp_path / "sw/0/output.txt").write_text("what it printed")
+    assert rlcli("resume sw")[0] == 0
+    assert ran == [1, 2, 1] and Run(tmp_path / "sw/0").status == "done"
+    assert (tmp_path / "sw/0/output.txt").exists() and Run(tmp_path / "sw/0_before").status == "failed"
+
+
 def test_a_sweep_of_more_jobs_than_anyone_runs_is_refused_at_once(rlcli, started):
     code, _, err = rlcli("train -m seed=range(0,300) env.num=range(1,300) env.nmu=3")
     assert (code, started) == (2, []) and "89,700 jobs" in err and "env.nmu" in err

