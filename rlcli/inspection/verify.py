@@ -38,6 +38,7 @@ def check(path: PathLike[str] | str) -> Iterator[FileCheck]:
 
 def _below(folder: Path) -> Iterator[FileCheck]:
     seen: set[str] = set()
+    named: set[Path] = set()
     for root, folders, files in os.walk(folder, followlinks=True):
         parent = Path(root)
         if (real := os.path.realpath(root)) in seen:  # a link that leads up again
@@ -48,10 +49,10 @@ def _below(folder: Path) -> Iterator[FileCheck]:
             folders.remove(name)
             yield FileCheck(parent / name, "note", _MOVED if name.startswith(ASIDE) else _CRASHED)
         folders.sort()
-        named: set[Path] = set()
         for file in (*check_files(parent, files), *_run(parent, set(files))):
+            if file.path not in named or file.state != "ok":  # the manifest of a part is named by the whole too
+                yield file
             named.add(file.path)
-            yield file
         yield from (_plain(parent / name) for name in sorted(files) if parent / name not in named)
 
 

@@ -17,6 +17,7 @@ from actor_critic_batches import make_actor, make_critic, rollout
 from face import Recurrence, Saver, Update, configure, refused
 from torch import distributed
 
+import rlcli
 from rlcli.build import resume, train
 from rlcli.build.plan import plan
 from rlcli.collectors import Collector
@@ -324,6 +325,8 @@ def test_a_rank_that_is_killed_ends_all_with_its_cause(run):
     resumed = resume("killed")
     (warning,) = resumed.summary["warnings"]  # said by rank 0 alone
     assert resumed.summary["status"] == "done" and "begin anew" in warning["text"] and warning["count"] == 1
+    paths = [file.path for file in rlcli.verify(resumed.path)]
+    assert len(paths) == len({*paths})
 
 
 @pytest.mark.parametrize(
