@@ -179,6 +179,9 @@ class Launcher:
         """End the peers, and remove what they met by."""
         if self.name == "mp":
             end(self.workers, _GRACE)
+        deadline = time.monotonic() + _GRACE
+        while time.monotonic() < deadline and any(worker.exit_code() is None for worker in self.workers):
+            time.sleep(_EVERY)
         for worker in self.workers:
             worker.kill()
         if self.folder is not None:
