@@ -222,7 +222,7 @@ def test_collectors_of_several_workers_publish_now_and_then(joined):
     policy, seen = actor(), [set() for _ in range(2)]
     with RayCollector(
         four, policy, num_collectors=1, num_workers_per_collector=2, collector_class="async", frames_per_batch=40,
-        max_weight_update_interval=2,
+        max_weight_update_interval=2, max_lag=8, on_lag="block",
     ) as c:  # fmt: skip
         assert len(c.workers) == 2
         for _ in range(60):

@@ -204,14 +204,15 @@ def test_a_run_goes_on_half_way_there_or_here(kind, back):
 
 def test_versions_advance_on_every_worker_that_does_not_wait():
     policy, seen = actor(), [set(), set()]
-    with MultiAsyncCollector([four] * 2, policy, frames_per_batch=40, max_lag=8, transport=Loopback) as c:
+    options = {"frames_per_batch": 40, "max_lag": 8, "on_lag": "block"}  # else one may wait as long as it likes
+    with MultiAsyncCollector([four] * 2, policy, **options, transport=Loopback) as c:
         for n in range(40):
             delivered = c.deliver()
             versions = delivered.raw[VERSION].unique().tolist()
             assert len(versions) == 1 and 0 <= n - versions[0] <= 8
             seen[delivered.lanes.start // 4] |= {*versions}
             published(c, policy)
-        assert all(len(versions) > 5 for versions in seen) and c.processes.remote.carried in (39, 40)
+        assert all(len(versions) > 5 for versions in seen) and 5 < c.processes.remote.carried <= 40
         state = c.state_dict()
     with AsyncCollector([four], policy, frames_per_batch=40, transport=Loopback) as c:
         c.next()
