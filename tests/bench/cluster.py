@@ -58,22 +58,22 @@ def measure(settings: dict[str, Any]) -> Report:
 def _speed(report: Report, slow: bool) -> None:
     settings, has_ray = report.settings, find_spec("ray") is not None
     label, recipe = (f"{settings['cost']} us", busy(settings["cost"])) if slow else ("CartPole", GymRecipe(CARTPOLE))
-    small = min(settings["frames"])
+    most = max(settings["frames"])  # the case that has a bar
     with ExitStack() as stack:
         kinds = [name for name in KINDS if has_ray or name != RAY]
         sides = {name: stack.enter_context(closing(Side(Ours, name, recipe))) for name in kinds}
         for frames in settings["frames"]:
             others: dict[str, Side] = {}
-            if frames == small and settings["peers"] and not slow:
+            if frames == most and settings["peers"] and not slow:
                 ours = {name: kind for name, (kind, _) in PEERS.items() if name != RLLIB and kind in kinds}
                 others = {
-                    name: stack.enter_context(closing(Side(theirs, kind == RAY, small))) for name, kind in ours.items()
+                    name: stack.enter_context(closing(Side(theirs, kind == RAY, most))) for name, kind in ours.items()
                 }
                 if not all(peer.is_there for peer in others.values()):
                     report.leave_out("torchrl")
                     others = {}
                 if settings["rllib"] and has_ray:
-                    others[RLLIB] = stack.enter_context(closing(Elsewhere(settings["rllib"], small)))
+                    others[RLLIB] = stack.enter_context(closing(Elsewhere(settings["rllib"], most)))
             _compare(report, f"{label}, {frames:,}", sides | others, frames)
 
 

@@ -16,6 +16,7 @@ def main(env_id: str, workers: int, envs: int, frames: int) -> None:
 
     ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     config = PPOConfig().environment(env_id).debugging(log_level="ERROR", seed=0)
+    config = config.training(train_batch_size_per_learner=frames)  # else it refuses fragments that do not make it
     config = config.env_runners(
         num_env_runners=workers, num_envs_per_env_runner=envs, num_cpus_per_env_runner=0,
         rollout_fragment_length=frames // (workers * envs),
