@@ -63,7 +63,8 @@ test_what_makes_no_sense_is_refused_before_a_cluster_is_made = refusals(
     ("number", ArgumentError, "num_collectors 3", ray(TWO, num_collectors=3)),
     ("class", ArgumentError, "collector_class", ray(collector_class="rpc")),
     ("one of one", ArgumentError, "2", ray(collector_class="single", num_workers_per_collector=2)),
-    ("waits", ArgumentError, "sync", ray(collector_class=MultiSyncCollector, num_workers_per_collector=2)),
+    ("waits", ArgumentError, "sync reset_when_done",
+     ray(collector_class=MultiSyncCollector, num_workers_per_collector=2, reset_when_done=False)),
     ("resources", ArgumentError, "remote_configs 2", ray(TWO, remote_configs=[{}])),
     ("no resource", ArgumentError, "remote_configs no resource num_cpus", ray(remote_configs={"num_cpus": 0})),
     ("further", ArgumentError, "seed", ray(TWO, collector_kwargs=[{"seed": 1}, {"seed": 2}])),
@@ -218,16 +219,20 @@ def test_batches_are_those_of_workers_of_this_machine(joined, case, monkeypatch)
     assert isinstance(there, RayCollector) and isinstance(there, MultiSyncCollector)
 
 
-def test_collectors_of_several_workers_publish_now_and_then(joined):
+@pytest.mark.parametrize("inner", ["sync", "async"])
+def test_collectors_of_several_workers_publish_now_and_then(joined, inner):
     policy, seen = actor(), [set() for _ in range(2)]
     with RayCollector(
-        four, policy, num_collectors=1, num_workers_per_collector=2, collector_class="async", frames_per_batch=40,
+        four, policy, num_collectors=1, num_workers_per_collector=2, collector_class=inner, frames_per_batch=40,
         max_weight_update_interval=2, max_lag=8, on_lag="block",
     ) as c:  # fmt: skip
         assert len(c.workers) == 2
         for _ in range(60):
             delivered = c.deliver()
-            seen[delivered.lanes.start // 4] |= {*delivered.raw[VERSION].unique().tolist()}
+            together = len(delivered.lanes) // 4
+            assert delivered.raw.shape == (4 * together, 10 // together) and together == 1 + (inner == "sync")
+            for worker, rows in enumerate(delivered.raw[VERSION].chunk(together), delivered.lanes.start // 4):
+                seen[worker] |= {*rows.unique().tolist()}
             assert c.lag >= 0
     assert c.policy_version == 29 and all(len(versions) > 3 for versions in seen)
 

@@ -225,9 +225,41 @@ def test_versions_advance_on_every_worker_that_does_not_wait():
     assert max(map(len, c.group.processes.begun())) <= 2
 
 
-def test_rows_go_into_a_buffer_that_is_here_while_a_thread_collects():
+class Teams(MultiAsyncCollector):
+    """Two workers fill a batch together, as in a `RayCollector` of such collectors."""
+
+    _together = 2
+
+
+@pytest.mark.parametrize("where", [{"transport": Loopback}, {"start_method": "fork"}], ids=["elsewhere", "here"])
+@pytest.mark.parametrize("case", ["full", "compact", "delta", "single envs", "recurrent"])
+def test_workers_that_wait_for_each_other_give_what_a_collector_of_them_gives(case, where):
+    env, policy, more = CASES[case]
+    options = {"seed": 3, "track_policy_version": False, "episode_seeds": True} | more
+    with MultiSyncCollector([env] * 4, policy(), frames_per_batch=320, start_method="fork", **options) as c:
+        rows = [c.rollout() for _ in range(4)]
+    options["frames_per_batch"] = 160
+    with Teams([env] * 4, policy(), **options, **where) as c:
+        c.remember_episodes(1000)
+        deliveries = [c.deliver() for _ in range(6)]
+        assert c.frames == sum(each.raw["next", "done"].numel() for each in deliveries)
+        state = decode_state(b"".join(map(bytes, encode_state(c.state_dict()))), "a checkpoint")
+    with Teams([env] * 4, policy(), **options, **where) as c:
+        assert c.load_state_dict(state) == []
+        deliveries, batch = [*deliveries, *(c.deliver() for _ in range(6))], c.next()
+    half = rows[0].shape[0] // 2
+    for first in (0, half):
+        given = [each.raw for each in deliveries if each.lanes == range(first, first + half)]
+        assert len(given) > 1
+        for expected, found in zip(rows, given, strict=False):
+            same(expected[first : first + half], found)
+    assert batch.shape == ((2, 4, 20) if env is four else (2, 80)) and batch.names[-1] == "time"
+
+
+@pytest.mark.parametrize("kind", [MultiAsyncCollector, Teams])
+def test_rows_go_into_a_buffer_that_is_here_while_a_thread_collects(kind):
     buffer = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=32)
-    with MultiAsyncCollector([four] * 2, None, frames_per_batch=80, replay_buffer=buffer, transport=Loopback) as c:
+    with kind([four] * 2, None, frames_per_batch=80, replay_buffer=buffer, transport=Loopback) as c:
         c.start()
         while len(buffer) < 2000:
             c.background.thread.join(0.01)

@@ -39,8 +39,8 @@ class RayCollector(MultiCollector):
     num_workers_per_collector : int
         Workers of each collector, which share a node; each is an actor, and makes the env of its collector.
     collector_class : {"single", "sync", "async"} or one of those classes, optional
-        What a collector of several workers is: by default what `sync` says. ``sync=False`` with `MultiSyncCollector`
-        inside is refused.
+        What a collector of several workers is: by default what `sync` says. With ``sync=False``, workers of a
+        `MultiSyncCollector` share its `frames_per_batch`, and fill a batch ``[k, T]`` or ``[k, P, T]`` together.
     collector_kwargs : mapping, or a sequence of them, optional
         Further options, the same for all or one mapping a collector.
     ray_init_config : mapping, optional
@@ -76,7 +76,8 @@ class RayCollector(MultiCollector):
     ) -> None:  # fmt: skip
         makers = makers_of(create_env_fn, num_collectors, "num_collectors")
         self._each = arguments.count("num_workers_per_collector", num_workers_per_collector)
-        _check_inner(collector_class, self._each, sync)
+        waits = _inner(collector_class, self._each) is MultiSyncCollector and not sync
+        self._together = self._each if waits else 1
         self._resources = _of_each("remote_configs", remote_configs or {"num_cpus": 1}, len(makers))
         for wanted in self._resources:
             amounts = amounts_of(wanted).values()
@@ -92,6 +93,10 @@ class RayCollector(MultiCollector):
         for name in {name for one in further for name in one}:
             each = [one.get(name) for one in further for _ in range(self._each)]
             options[name] = each[0] if all(value is each[0] for value in each) else each
+        refuse(self._together > 1 and (options.get("reset_when_done") is False or _differ(options, self._together)),
+               "workers of a MultiSyncCollector fill their batches in equal parts when sync=False",
+               why="reset_when_done=False, or frames_per_batch of each, makes them differ",
+               fix="Use sync=True.")  # fmt: skip
         makers = [maker for maker in makers for _ in range(self._each)]
         super().__init__(makers, policy, sync=sync, transport=self._remote, **options)
 
@@ -100,7 +105,8 @@ class RayCollector(MultiCollector):
         return RayRemote(cluster_of(cpus, self._init_config), REMOTE, self._resources, self._each, self._timeout)
 
     def _before_batch(self) -> None:
-        ordered = self.frames_in_batch * (1 if isinstance(self, MultiSyncCollector) else AHEAD * self.num_workers)
+        ahead = 1 if isinstance(self, MultiSyncCollector) else AHEAD * len(self.lanes_in_batch)
+        ordered = self.frames_in_batch * ahead
         if ordered > self._fits:
             self.group.processes.remote.check_store(ordered * self.schema.width)
             self._fits = ordered
@@ -112,18 +118,21 @@ class RayCollector(MultiCollector):
         super()._before_batch()
 
 
-def _check_inner(kind: Any, workers: int, sync: bool) -> None:
-    """Refuse a class of inner collectors that these workers do not make."""
+def _inner(kind: Any, workers: int) -> Any:
+    """Return the class of inner collectors; refuse one that these workers do not make."""
     kind = _INNER.get(kind, kind) if isinstance(kind, str) else kind
-    if kind is None:
-        return
-    refuse(kind not in _INNER.values(), f"unknown collector_class {kind!r}", fix=f"Use one of {', '.join(_INNER)}.")
+    refuse(kind not in (None, *_INNER.values()), f"unknown collector_class {kind!r}",
+           fix=f"Use one of {', '.join(_INNER)}.")  # fmt: skip
     refuse(kind is Collector and workers > 1, "a Collector has one worker",
            why=f"num_workers_per_collector is {workers}",
            fix="Use MultiSyncCollector or MultiAsyncCollector.")  # fmt: skip
-    refuse(kind is MultiSyncCollector and workers > 1 and not sync,
-           "workers of a MultiSyncCollector wait for each other, and sync=False delivers each by itself",
-           fix="Use sync=True, or a SerialEnv or ParallelEnv in one worker.")  # fmt: skip
+    return kind
+
+
+def _differ(options: Mapping[str, Any], together: int) -> bool:
+    frames = options.get("frames_per_batch", 0)
+    each = list(frames) if isinstance(frames, list | tuple) else []
+    return any(len({*each[at : at + together]}) > 1 for at in range(0, len(each), together))
 
 
 def _of_each(name: str, value: Any, count: int) -> list[Mapping[str, Any]]:

@@ -7,8 +7,7 @@ import functools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
-from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from tensordict import TensorDictBase
@@ -24,11 +23,22 @@ from rlcli.collectors.workers.each import makers_of
 from rlcli.collectors.workers.group import ShutDown
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.rows import BatchRequest
-from rlcli.collectors.workers.sync import MultiSyncCollector
+from rlcli.collectors.workers.sync import MultiSyncCollector, timed_rows
 from rlcli.collectors.workers.worker import WorkerBatch
 from rlcli.errors import ArgumentError, in_words
 
 ON_LAG = ("report", "block", "drop")
+Parts: TypeAlias = dict[int, WorkerBatch]  # of one batch, by worker
+
+
+@dataclasses.dataclass(eq=False)
+class Begun:
+    """Keep what has come of a batch that a team of workers was asked for."""
+
+    team: range
+    batch: Any  # the memory that they write
+    steps: int
+    parts: Parts = dataclasses.field(default_factory=dict)
 
 
 class MultiAsyncCollector(MultiProcessCollector):
@@ -57,6 +67,8 @@ class MultiAsyncCollector(MultiProcessCollector):
         Batches that were further behind than `max_lag`, and the frames of those that were passed over.
     """
 
+    _together = 1  # workers that wait for each other, and fill a batch
+
     def __init__(
         self, create_env_fn: Any, policy: Any = None, *, max_lag: int | None = None, on_lag: str = "report",
         **options: Any,
@@ -70,30 +82,36 @@ class MultiAsyncCollector(MultiProcessCollector):
         if options.get("track_policy_version") is None and options.get("keep_keys") is None:
             options["track_policy_version"] = True
         super().__init__(create_env_fn, policy, **options)
-        self.pools = [self._pool(index) for index in range(len(self.group))]
-        self._ready: deque[tuple[int, WorkerBatch]] = deque()  # batches that a checkpoint waited for, with their rows
-        self._queue: deque[BatchRequest] = deque()  # in the order of asking, where batches are delivered in it
-        self._arrived: dict[int, tuple[int, BatchRequest, WorkerBatch]] = {}  # those that came before their turn
+        k = self._together
+        self._teams = [range(first, first + k) for first in range(0, len(self.group), k)]
+        self.pools = {team: self._pool(team) for team in self._teams}
+        self._begun: list[Begun] = []  # batches that were asked for and not delivered, in the order of asking
+        self._ready: deque[Parts] = deque()  # batches that a checkpoint waited for, with their rows
         self._gaps: dict[int, bool] = {}  # lanes whose last rows were passed over: whether an episode ended with them
 
-    def _steps(self, index: int, frames: int) -> int:
-        """Return the steps of a worker's next batch, when so many frames are there or asked for."""
-        batch, lanes = self.frames_per_batch, self.group.records[index].lanes
-        return next_steps(batch[index] if isinstance(batch, list) else batch, self.total_frames, lanes, frames)
+    def _steps(self, team: range, frames: int) -> int:
+        """Return the steps of a team's next batch, when so many frames are there or asked for."""
+        batch = self.frames_per_batch
+        size = batch[team.start] if isinstance(batch, list) else batch
+        return next_steps(size, self.total_frames, len(self._span(team)), frames)
+
+    def _span(self, team: range) -> range:
+        """Return the lanes of a team."""
+        return range(self.group.ranges[team.start].start, self.group.ranges[team[-1]].stop)
 
     @property
     def lanes_in_batch(self) -> list[int]:
-        return [record.lanes for record in self.group.records]
+        return [len(self._span(team)) for team in self._teams]
 
     @property
     def frames_in_batch(self) -> int:
-        """Of the largest that a worker gives."""
+        """Of the largest that a worker gives, or several together."""
         batch, lanes = self.frames_per_batch, self.lanes_in_batch
-        frames = batch if isinstance(batch, list) else [batch] * len(lanes)
+        frames = batch[:: self._together] if isinstance(batch, list) else [batch] * len(lanes)
         return max(steps_of(each, n) * n for each, n in zip(frames, lanes, strict=True))
 
     def steps_left(self) -> int:
-        return max(self._steps(index, self.frames) for index in range(len(self.group)))
+        return max(self._steps(team, self.frames) for team in self._teams)
 
     def __len__(self) -> int:
         if isinstance(self.frames_per_batch, list) or len({*self.lanes_in_batch}) > 1:
@@ -119,65 +137,93 @@ class MultiAsyncCollector(MultiProcessCollector):
     def _collect(self, steps: int, timed: bool) -> Delivered:
         self._before_batch()
         while True:
-            index, order, part = self._next(timed)
-            frames, record = part.lanes * part.steps, self.group.records[index]
-            lanes = record.span
-            self.lag = record.lag = lag = self.policy_version - part.version
-            record.largest_lag = max(lag, record.largest_lag or 0)
-            late = self.max_lag is not None and lag > self.max_lag
+            parts, batch = self._next(timed)
+            frames, versions = 0, []
+            for index, part in parts.items():
+                record, behind = self.group.records[index], self.policy_version - part.version
+                record.lag, record.largest_lag = behind, max(behind, record.largest_lag or 0)
+                versions.append(part.version)
+                frames += part.lanes * part.steps
+            team = self._teams[min(parts) // self._together]
+            self.lag = self.policy_version - min(versions)
+            late = self.max_lag is not None and self.lag > self.max_lag
             self.late_batches += late
             delivered = None
             if late and self.on_lag == "drop":
                 self.dropped_frames += frames
-                ended = {lane for t, lane in part.finals.places if t == part.steps - 1}
-                self._gaps |= {lane: lane - lanes.start in ended for lane in lanes}
+                self._pass(parts)
             else:
-                memory = {} if order is None else order.batch.columns.data
+                memory = {} if batch is None else batch.columns.data
+                lanes, batched = self._span(team), self.batched or len(team) > 1
                 gaps = {lane: self._gaps.pop(lane) for lane in lanes if lane in self._gaps}
-                delivered = self._collected([part], memory, batched=self.batched, lanes=lanes, gaps=gaps)
-            if order is not None:
-                self.pools[index].give_back(order.batch)
+                delivered = self._collected([*parts.values()], memory, batched=batched, lanes=lanes, gaps=gaps)
+            if batch is not None:
+                self.pools[team].give_back(batch)
             if delivered is not None:
                 return delivered
 
-    def _next(self, timed: bool) -> tuple[int, BatchRequest | None, WorkerBatch]:
+    def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
+        if self._together == 1 or not self.batched or self.split_trajs or self._several:
+            return super().pieces(batch, lanes)
+        return [timed_rows(batch.unflatten(0, (self._together, len(batch) // self._together)))]
+
+    def _next(self, timed: bool) -> tuple[Parts, Any]:
+        """Return the parts of the next batch, and the memory that they lie in; None where each has its own."""
         if self._ready:
-            index, part = self._ready.popleft()
-            return index, None, part
+            return self._ready.popleft(), None
         self._ask(timed)
-        if self.on_lag != "block":
-            return self.group.next()
         while True:
-            there = self._arrived.keys() | map(id, chain(*self.group.outstanding()))  # others were lost
-            self._queue = deque(order for order in self._queue if id(order) in there)
-            if (arrived := self._arrived.pop(id(self._queue[0]), None)) is not None:
-                return arrived
-            index, order, part = self.group.next()
-            self._arrived[id(order)] = index, order, part
+            for begun in self._begun[: 1 if self.on_lag == "block" else None]:
+                if len(begun.parts) == len(begun.team):
+                    self._begun.remove(begun)
+                    return dict(sorted(begun.parts.items())), begun.batch
+            self._came(*self.group.next())
+
+    def _came(self, index: int, order: BatchRequest, part: WorkerBatch) -> None:
+        for begun in self._begun:
+            if begun.batch is order.batch:
+                begun.parts[index] = part
+                return
+        self._pass({index: part})  # others of its batch were forgotten before
+
+    def _pass(self, parts: Parts) -> None:
+        """Pass over the rows of parts that nobody gets."""
+        for index, part in parts.items():
+            ended = {lane for t, lane in part.finals.places if t == part.steps - 1}
+            self._gaps |= {lane: at in ended for at, lane in enumerate(self.group.ranges[index])}
+
+    def _forget(self) -> None:
+        """Pass over batches of which the workers forgot a part: see `CollectorWorkers.outstanding`."""
+        open_ = [*map(id, (order.batch for orders in self.group.outstanding() for order in orders))]
+        for begun in self._begun[:]:
+            if open_.count(id(begun.batch)) + len(begun.parts) < len(begun.team):
+                self._begun.remove(begun)
+                self._pass(begun.parts)
 
     @property
     def _asked(self) -> int:
-        written = [part for _, part in self._ready] + [part for _, _, part in self._arrived.values()]
-        begun = zip(self.group.records, self.group.outstanding(), strict=True)
-        asked = sum(order.steps * record.lanes for record, orders in begun for order in orders)
-        return asked + sum(part.lanes * part.steps for part in written)
+        ready = sum(part.lanes * part.steps for parts in self._ready for part in parts.values())
+        return ready + sum(begun.steps * len(self._span(begun.team)) for begun in self._begun)
 
     def _ask(self, timed: bool) -> None:
         """Make every worker write its next batches, as far as the run and the lag allow."""
-        orders, workers = self.group.outstanding(), range(len(self.group))
-        limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(workers)
+        self._forget()
+        orders = self.group.outstanding()
+        limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(self._teams)
         for ahead in range(1, AHEAD + 1):
-            for index in sorted(workers, key=lambda index: len(orders[index])):
-                lanes = self.group.records[index].lanes
-                steps = self._steps(index, self.frames + self._asked)
-                if not steps or sum(map(len, orders)) + len(self._arrived) >= limit:
+            for team in sorted(self._teams, key=lambda team: max(len(orders[index]) for index in team)):
+                steps = self._steps(team, self.frames + self._asked)
+                if not steps or len(self._begun) >= limit:
                     return
-                if len(orders[index]) < ahead:
-                    left = steps_of(max(0, self._random_frames() - self._asked), lanes)
-                    order = BatchRequest(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
-                    if self.on_lag == "block":
-                        self._queue.append(order)
-                    self.group.begin(index, order)
+                if any(len(orders[index]) >= ahead for index in team):
+                    continue
+                lanes = self._span(team)
+                left = steps_of(max(0, self._random_frames() - self._asked), len(lanes))
+                begun = Begun(team, self.pools[team].take(steps), steps)
+                self._begun.append(begun)
+                for index in team:
+                    first = self.group.ranges[index].start - lanes.start
+                    self.group.begin(index, BatchRequest(begun.batch, first, steps, min(steps, left), timed))
 
     def figures(self) -> dict[str, Any]:
         figures = super().figures()
@@ -215,7 +261,7 @@ class MultiAsyncCollector(MultiProcessCollector):
     def state_dict(self) -> dict[str, Any]:
         """Between two batches: what workers are writing is waited for, and saved with the rest."""
         self._settle()
-        ready = [[index, _plain(part)] for index, part in self._ready]
+        ready = [[index, _plain(part)] for parts in self._ready for index, part in parts.items()]
         late = {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
         return super().state_dict() | {"ready": ready, "gaps": dict(self._gaps)} | late
 
@@ -223,24 +269,31 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._settle()
         lost = super().load_state_dict(state, replay=replay)
         self.late_batches, self.dropped_frames = int(state["late_batches"]), int(state["dropped_frames"])
-        self._ready = deque((int(index), _part(part, self.schema)) for index, part in state["ready"])
+        ready = [(int(index), _part(part, self.schema)) for index, part in state["ready"]]
+        self._ready = deque(dict(ready[at : at + self._together]) for at in range(0, len(ready), self._together))
         self._gaps = {int(lane): bool(begins) for lane, begins in state["gaps"].items()}
         return lost
 
     def _settle(self) -> None:
         """Wait for all that workers write, and keep it."""
         self.background.refuse()
-        for index, order, part in [*self._arrived.values(), *self.group.settle()]:
-            first, data = order.first, order.batch.columns.data
-            rows = {
-                key: data[key][first : first + part.lanes, : part.steps].copy()
-                for key in part.keys
-                if key not in part.columns
-            }
-            self._ready.append((index, dataclasses.replace(part, columns=part.columns | rows)))
-            self.pools[index].give_back(order.batch)
-        self._arrived.clear()
-        self._queue.clear()
+        for written in self.group.settle():
+            self._came(*written)
+        self._forget()
+        for begun in self._begun:
+            data, start = begun.batch.columns.data, self._span(begun.team).start
+            parts = {}
+            for index, part in sorted(begun.parts.items()):
+                first = self.group.ranges[index].start - start
+                rows = {
+                    key: data[key][first : first + part.lanes, : part.steps].copy()
+                    for key in part.keys
+                    if key not in part.columns
+                }
+                parts[index] = dataclasses.replace(part, columns=part.columns | rows)
+            self._ready.append(parts)
+            self.pools[begun.team].give_back(begun.batch)
+        self._begun.clear()
 
 
 def _refuse_steps(steps: int | None) -> None:

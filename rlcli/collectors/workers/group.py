@@ -112,11 +112,11 @@ class CollectorWorkers(Owner):
         return self.processes.call(_to_all("call", name, *args, **settings))
 
     # ---- batches -------------------------------------------------------------------------------------------------
-    def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> Any:
+    def new_batch(self, steps: int, random_frames: int, only: range | None = None) -> Any:
         if self._columns is None:
             look = _to_all("look", random_frames)
             self._columns = self._alike(self.processes.set_up("look", look, replaces=True))
-        lanes = self.lanes if only is None else self.records[only].lanes
+        lanes = sum(self.records[index].lanes for index in only or range(len(self)))
         memory = {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in self._columns.items()}
         return self.rows.new_batch(memory, steps)
 

@@ -175,7 +175,7 @@ class MultiProcessCollector(BaseCollector):
         vars(self)[name] = [counted(name, frames) for frames in value]
 
     # ---- batches -------------------------------------------------------------------------------------------------
-    def _pool(self, only: int | None = None) -> BatchPool:
+    def _pool(self, only: range | None = None) -> BatchPool:
         return BatchPool(lambda steps: self.group.new_batch(steps, self._random_frames(), only), reuse=self._reuse)
 
     def _random_frames(self) -> int:

@@ -153,7 +153,7 @@ class MultiSyncCollector(MultiProcessCollector):
     def _rows_of(self, batch: TensorDictBase, dim: int = -1) -> TensorDictBase:
         """Return what is not masked of a batch `[B * P, T]`, end to end: of lanes, or (1) of workers along time."""
         parts = [rows if dim == 1 else rows.reshape(-1) for _, rows in self._by_worker(batch, range(self.envs))]
-        return _timed(torch.cat(parts, -1))  # type: ignore[arg-type]
+        return timed_rows(torch.cat(parts, -1))  # type: ignore[arg-type]
 
     def _in_order(self, batch: TensorDictBase) -> TensorDictBase:
         """Return a batch ``[B * P, T]`` as `cat_results` says."""
@@ -168,7 +168,7 @@ class MultiSyncCollector(MultiProcessCollector):
             rows = batch.unflatten(0, (workers, self.envs // workers))
             if self.cat_results == -1:
                 rows = rows.permute(1, 0, 2).reshape(self.envs // workers, workers * steps)
-        return _timed(rows)
+        return timed_rows(rows)
 
     def _check_even(self) -> None:
         """Refuse shares of different lengths: they make no rectangle of envs and steps."""
@@ -187,7 +187,7 @@ class MultiSyncCollector(MultiProcessCollector):
         self._whole = True
 
 
-def _timed(batch: Any) -> TensorDictBase:
+def timed_rows(batch: Any) -> TensorDictBase:
     batch.names = [*[None] * (batch.ndim - 1), "time"]
     return batch
 
