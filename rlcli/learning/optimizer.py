@@ -30,6 +30,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError
+from rlcli.graphs import host
 
 _ALIGN = 16  # elements
 RIDERS = 16  # elements behind the gradient, for what the ranks of a learner reduce with it
@@ -144,6 +145,8 @@ class FlatOptimizer:
         except TypeError as error:
             raise ArgumentError(f"{name} does not take these options", why=str(error)) from error
         self._group = self.optimizer.param_groups[0]
+        # a graph holds a number of the host for good, and takes this one from where it lies
+        self.rate = None if host.may_ask(tensor) else torch.tensor(lr, device=tensor.device)
         self._direct: Callable[[Tensor | None], None] | None = None
 
     @property
@@ -153,6 +156,8 @@ class FlatOptimizer:
     @lr.setter
     def lr(self, value: float) -> None:
         self._group["lr"] = value
+        if self.rate is not None:
+            self.rate.fill_(value)
 
     @property
     def can_skip(self) -> bool:
@@ -172,7 +177,7 @@ class FlatOptimizer:
         self.optimizer.found_inf = skip  # type: ignore[attr-defined]  # what gradient scalers set
         self.optimizer.step()  # the first one makes the state
         self.optimizer.found_inf = None  # type: ignore[attr-defined]
-        self._direct = _direct_step(self.optimizer, self.tensor)
+        self._direct = _direct_step(self.optimizer, self.tensor, self.rate)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the optimizer's state, tensors only; empty before the first step."""
@@ -192,10 +197,12 @@ class FlatOptimizer:
         self.optimizer.state.clear()
         if restored:
             self.optimizer.state[self.tensor] = restored
-        self._direct = _direct_step(self.optimizer, self.tensor) if restored else None
+        self._direct = _direct_step(self.optimizer, self.tensor, self.rate) if restored else None
 
 
-def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[Tensor | None], None] | None:
+def _direct_step(
+    optimizer: Optimizer, tensor: nn.Parameter, rate: Tensor | None
+) -> Callable[[Tensor | None], None] | None:
     """Return the one operation that `optimizer.step` ends in, or None where it has more to do."""
     group, state = optimizer.param_groups[0], optimizer.state[tensor]
     name = _OPERATIONS.get(type(optimizer))
@@ -209,7 +216,7 @@ def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[Tensor
 
     def step(skip: Tensor | None) -> None:
         count.add_(1 if skip is None else 1 - skip)
-        now = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "found_inf": skip}
+        now = {"lr": group["lr"] if rate is None else rate, "beta1": beta1, "beta2": beta2, "found_inf": skip}
         operation([values], [tensor.grad], *moments, [], [count], **now, **rest)
 
     return step

@@ -9,7 +9,7 @@ or the console.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,9 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
+from rlcli.graphs import graph, host
 from rlcli.keys import TD_ERROR, Key
+from rlcli.learning.captured_step import CapturedSteps
 from rlcli.learning.gradient import Gradient, GradientChoice
 from rlcli.learning.minibatches import Minibatch, Minibatches, with_slices, with_starts
 from rlcli.learning.optimizer import FlatOptimizer, FlatParameters, Linear, Step, schedule
@@ -56,6 +58,7 @@ class Update:
         max_nonfinite: int = 3,
         gradient: str = "auto",
         compile: bool = False,
+        graphs: bool = True,
     ) -> None:
         refuse(slice_len is not None and not (loss.recurrent and slice_len >= 1),
                "slice_len cuts the sequences of a recurrent loss into slices of at least one row",
@@ -74,8 +77,10 @@ class Update:
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.minibatches = Minibatches(batch_size, self.generator, sequences=loss.recurrent)
         # looking at a number costs nothing on a CPU and stops the queue of a GPU; targets follow only a step made
-        cpu = self.flat.tensor.device.type == "cpu"
-        self._look = cpu or not self.optimizer.can_skip or targets is not None
+        asks = host.may_ask(self.flat.tensor)
+        self._look = asks or not self.optimizer.can_skip or targets is not None
+        record = graph.recorder_of(self.flat.tensor.device) if graphs and not compile else None
+        self.graphs = None if record is None or self._look else CapturedSteps(loss, self.step, record)
         self._names: list[Key] = []  # the loss's keys as they were when it was asked which of them it reads
         self._look_at_keys()
         self._beside = StateBeside(loss, *loss.networks)
@@ -111,7 +116,7 @@ class Update:
         self.optimizer.lr = self.lr.at(fraction)
         if self.clip_epsilon is not None:
             epsilon = self.clip_epsilon.at(fraction)
-            self.loss.clip_epsilon = self._epsilon.fill_(epsilon) if self.compile else epsilon  # type: ignore
+            self.loss.clip_epsilon = self._epsilon.fill_(epsilon) if self.compile or self.graphs else epsilon  # type: ignore
 
     def _look_at_keys(self) -> None:
         names = list(vars(self.loss.tensor_keys).values())
@@ -144,6 +149,11 @@ class Update:
             gradient = None
         if gradient is None and minibatch:
             gradient = self._gradient = self.gradient.of(minibatch)
+        if self.graphs is not None and gradient is not None and self.ranks is None and self.optimizer.begun:
+            captured = self.graphs.of(gradient, minibatch)
+            if captured is not None:
+                self._means.add_row(captured.on(minibatch), captured.names)
+                return None
         figures = gradient(minibatch) if gradient and minibatch else {}  # other ranks may have more
         errors = figures.pop(TD_ERROR, None)
         if self.ranks is not None:
@@ -269,6 +279,10 @@ class Means:
 
     def add(self, figures: Mapping[str, float | Tensor]) -> None:
         self._unread.append(figures)
+
+    def add_row(self, row: Tensor, names: Sequence[str]) -> None:
+        """Add figures that lie in one tensor `[len(names)]`."""
+        self._unread.append(dict(zip(names, row.unbind(), strict=True)))
 
     def epoch(self, name: str) -> list[float]:
         """Return a figure in every minibatch of the running epoch."""

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from rlcli import arguments
 from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.graphs import host
 from rlcli.keys import ADVANTAGE, IS_INIT, STATE_VALUE, VALUE_TARGET, Key, show
 from rlcli.objectives.keyed import NETWORKS, KeyedModule
 from rlcli.objectives.networks import Columns
-from rlcli.objectives.reduction import REDUCTIONS, begun, filled, mask_of, may_ask
+from rlcli.objectives.reduction import REDUCTIONS, begun, filled, mask_of
 from rlcli.transforms.primer import recurrent_parts
 
 Terms = dict[str, Tensor]
@@ -109,7 +110,7 @@ class Loss(KeyedModule, ABC):
         mask = mask.reshape(size)
         if self.recurrent and IS_INIT in columns:
             columns = {**columns, IS_INIT: begun(columns[IS_INIT], mask)}
-        if may_ask(mask) and not mask.any():
+        if host.may_ask(mask) and not mask.any():
             raise ArgumentError("no row of the batch counts", where=where, why="its masks let none through")
         return {k: filled(x, mask) for k, x in columns.items()}, mask
 

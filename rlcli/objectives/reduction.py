@@ -20,11 +20,6 @@ MASK_KEYS: tuple[Key, ...] = (SHIFTED_VALID, MASK, COLLECTOR_MASK)
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def may_ask(x: Tensor) -> bool:
-    """Say whether the host may ask for a number of `x`: it would wait for a GPU, and a compiled graph holds none."""
-    return not (x.is_cuda or torch.compiler.is_compiling())
-
-
 def mask_of(columns: Mapping[Key, Tensor]) -> Tensor | None:
     """Return the conjunction `[*B]` of all masks in `columns`; None where there is none."""
     valid: Tensor | None = None

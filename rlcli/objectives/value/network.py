@@ -24,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from rlcli.errors import ArgumentError
+from rlcli.graphs import host
 from rlcli.keys import Key, show, under_next
 from rlcli.objectives.networks import Columns, Lowered, value_key
-from rlcli.objectives.reduction import may_ask
 from rlcli.objectives.value.reading import Ends, Values, need
 
 Net = Callable[[Columns], dict[Key, Tensor]]
@@ -173,7 +173,7 @@ def is_gathered(x: Any) -> bool:
 def _may_hold_nan(x: Tensor) -> bool:
     """Say whether one of the numbers is NaN, or may be, where the host must not ask."""
     # the sum is finite for nearly every batch and reads the rows once, without a mask of their size
-    return x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan()))
+    return x.is_floating_point() and (not host.may_ask(x) or bool(x.sum().isnan()))
 
 
 def _fill_value_rows(following: Columns) -> Tensor | None:

@@ -17,9 +17,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
+from rlcli.graphs import host
 from rlcli.kernels.scan import Rate, broadcast_rate
 from rlcli.keys import ACTION, NEXT, SHIFTED_VALID, STEPS_TO_NEXT_OBS, Key, as_tuple, show
-from rlcli.objectives.reduction import MASK_KEYS, may_ask
+from rlcli.objectives.reduction import MASK_KEYS
 
 
 class Values(NamedTuple):
@@ -149,7 +150,7 @@ def need(td: TensorDictBase, key: Key, reader: str | None = None) -> Tensor:
 def need_one_step(td: TensorDictBase, owner: object) -> None:
     """Refuse rows whose rewards span several steps: a recursion over rows would discount them as one."""
     steps = td.get(STEPS_TO_NEXT_OBS, None)
-    if steps is not None and not (may_ask(steps) and (steps == 1).all()):
+    if steps is not None and not (host.may_ask(steps) and (steps == 1).all()):
         raise ArgumentError(
             f"{type(owner).__name__} works on single steps",
             why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its rewards span several",
@@ -178,7 +179,7 @@ def check_values(
                 why=f"{tuple(x.shape)} against {tuple(reward.shape)}",
                 fix="Let the value network write as many numbers a row as there are rewards.",
             )
-    if reward.is_meta or not may_ask(reward):
+    if reward.is_meta or not host.may_ask(reward):
         return
     if counts is not None and not counts.any():
         raise ArgumentError("no row of the batch counts", why="its masks let none through")

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
+from rlcli.graphs import host
 from rlcli.keys import IS_INIT, STEPS_TO_NEXT_OBS, Key, show, under_next, unravel
 from rlcli.modules.recurrent import RecurrentModule
 from rlcli.objectives.networks import Columns, Lowered, fitted, value_key
-from rlcli.objectives.reduction import mask_of, may_ask
+from rlcli.objectives.reduction import mask_of
 from rlcli.objectives.value.network import Observations, RowValues, called, computed_in, like
 from rlcli.objectives.value.reading import Ends, Values, masks_of
 from rlcli.transforms.primer import recurrent_parts
@@ -299,7 +300,7 @@ def _picker(
 def _picked(first: Columns, second: Columns, index: Tensor, other: Tensor) -> dict[Key, Tensor]:
     """Pick rows of `first`, or of `second` where `other`: of those few alone, if the device may be asked."""
     out = {}
-    rows_there = other.nonzero().squeeze(1) if may_ask(other) else None
+    rows_there = other.nonzero().squeeze(1) if host.may_ask(other) else None
     for key, x in first.items():
         size = x.shape[0]
         rows = x.index_select(0, index.clamp(max=size - 1))

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, NumericsError
+from rlcli.graphs import host
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
 from rlcli.objectives.keyed import either
 from rlcli.objectives.networks import ALSO_CALLED, Density, log_prob_key
-from rlcli.objectives.reduction import may_ask, per_row
+from rlcli.objectives.reduction import per_row
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import (
     td0_return_estimate,
@@ -154,7 +155,7 @@ class VTrace(ValueEstimator):
             per_row(x, td.shape, name).unsqueeze(-1).to(reward.dtype).expand_as(reward)
             for name, x in (("the action's log-probability", log_pi), (show(k.sample_log_prob), log_mu))
         )
-        if may_ask(mu) and not mu.is_meta and not (pi - mu).sum().isfinite() and not (pi - mu).isfinite().all():
+        if host.may_ask(mu) and not mu.is_meta and not (pi - mu).sum().isfinite() and not (pi - mu).isfinite().all():
             raise NumericsError(
                 "log-probabilities are not finite",
                 why=f"{int((~(pi - mu).isfinite()).sum())} of {mu.numel()} ratios of the two policies are not",

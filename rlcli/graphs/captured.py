@@ -1,0 +1,62 @@
+"""A call that becomes a graph once it has been made a few times, and only if that gives the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rlcli.errors import in_words
+from rlcli.graphs.graph import Graph, Recorder
+
+PLAIN = 2  # calls before one is recorded: what allocates, compiles or chooses an algorithm does so in them
+MOST = 4  # graphs of one part: what comes in more shapes than that is called as it is
+OTHER_BITS = "its replay gave other numbers than a plain call"
+
+
+class Captured:
+    """Make `call()` plainly, then record it, compare a replay with the next plain call, and replay from then on.
+
+    `written()` lists the tensors that the call leaves something in. `why` says what speaks against a graph, if anything
+    was found to.
+    """
+
+    def __init__(self, call: Callable[[], object], written: Callable[[], Sequence[Tensor]], record: Recorder) -> None:
+        self._call, self._written, self._record = call, written, record
+        self._graph: Graph | None = None
+        self._calls = 0
+        self.proven, self.why = False, ""
+
+    def __call__(self) -> None:
+        if self.proven:
+            self._graph.replay()  # type: ignore[union-attr]
+            return
+        if self._graph is not None:
+            self._prove(self._graph)
+            return
+        self._call()
+        self._calls += 1
+        if self._calls == PLAIN and not self.why:
+            try:
+                self._graph = self._record(self._call)
+            except RuntimeError as error:  # torch's, of a capture; out of memory, too
+                self.why = in_words(error)
+
+    def _prove(self, graph: Graph) -> None:
+        written = self._written()
+        before = [x.clone() for x in written]
+        graph.replay()
+        found = [x.clone() for x in written]
+        with torch.no_grad():
+            for x, was in zip(written, before, strict=True):
+                x.copy_(was)
+        self._call()
+        self.proven = all(map(same_bits, found, written))
+        if not self.proven:
+            self._graph, self.why = None, OTHER_BITS
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Say whether two tensors hold the same bits, NaN included."""
+    return a.shape == b.shape and torch.equal(*(x.reshape(-1).contiguous().view(torch.uint8) for x in (a, b)))

@@ -1,0 +1,43 @@
+"""A call on tensors that stay where they are, recorded once and replayed: one launch in place of one an operation.
+
+Whatever the host decides while a call is recorded stays decided: a number that changes is a tensor, a random number is
+drawn before, a shape is another graph. Only this file knows how torch records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class Graph(Protocol):
+    """What was recorded."""
+
+    def replay(self) -> None:
+        """Run it again, on what its memory holds now."""
+
+
+Recorder = Callable[[Callable[[], object]], Graph]  # records a call, of which nothing is left
+
+
+class CudaRecorder:
+    """Record calls on a CUDA device, which are not carried out by that; all graphs share one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)
+
+    def __call__(self, call: Callable[[], object]) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        # other threads of this process may copy and allocate meanwhile
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            call()
+        return graph
+
+
+def recorder_of(device: torch.device) -> Recorder | None:
+    """Return what records calls on a device; None where calls are made as they are."""
+    return CudaRecorder(device) if device.type == "cuda" else None

@@ -1,0 +1,11 @@
+"""What the host may do between the operations that it orders."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def may_ask(x: Tensor) -> bool:
+    """Say whether the host may ask for a number of `x`: it would wait for a GPU, and a compiled graph holds none."""
+    return not (x.is_cuda or torch.compiler.is_compiling())

@@ -1,0 +1,79 @@
+"""Calls become graphs after a few, where a replay gives the same bits; else they are made as they are."""
+
+import pytest
+import torch
+from standin import NotCapturable, StandIn
+
+from rlcli.graphs.captured import OTHER_BITS, PLAIN, Captured
+
+
+def counted(call, written, record=StandIn.record):
+    """A captured call, and how often it was made plainly."""
+    calls = []
+
+    def plain():
+        calls.append(None)
+        call()
+
+    return Captured(plain, lambda: written, record), calls
+
+
+def test_a_call_is_made_plainly_then_recorded_proven_and_replayed():
+    x, y = torch.zeros(3), torch.zeros(3)
+    captured, calls = counted(lambda: y.add_((x * 2).exp()), [y])
+    expected = torch.zeros(3)
+    for n in range(8):
+        x.fill_(n / 8)
+        expected.add_((x * 2).exp())
+        captured()
+        assert torch.equal(y, expected)
+    assert captured.proven and captured.why == "" and len(calls) == PLAIN + 2  # one is recorded, one is compared with
+
+
+def test_what_the_host_decided_is_noticed_and_the_call_stays_plain():
+    y, rate = torch.zeros(3), [1.0]
+    captured, _ = counted(lambda: y.add_(rate[0]), [y])
+    for n in range(6):
+        rate[0] = n
+        captured()
+    assert not captured.proven and captured.why == OTHER_BITS
+    assert y[0] == sum(range(6))
+
+
+CALLS = {
+    "reads a number": lambda x, y: y.add_(float(x.sum())),
+    "branches": lambda x, y: y.add_(1) if (x > 0).all() else y.sub_(1),
+    "draws": lambda x, y: y.add_(torch.rand(3)),
+    "has shapes of numbers": lambda x, y: y.add_(x[x > 0].sum()),
+    "counts": lambda x, y: y.add_(len((x > 0).nonzero())),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_what_no_graph_holds_is_said_and_done_all_the_same(call):
+    x, y = torch.ones(3), torch.zeros(3)
+    captured, calls = counted(lambda: call(x, y), [y])
+    for _ in range(5):
+        captured()
+    assert "index" in captured.why or "graph" in captured.why or "host" in captured.why
+    assert len(calls) == 6 and bool(y.abs().sum() > 0)  # five, and the one that could not be recorded
+
+
+def test_recording_leaves_nothing_behind_and_intermediates_are_computed_again():
+    w, x, y = torch.ones(2, requires_grad=True), torch.ones(2), torch.zeros(2)
+
+    def call():
+        (gradient,) = torch.autograd.grad((w * x).pow(2).sum(), [w])
+        y.copy_(gradient)
+
+    graph = StandIn.record(call)
+    assert y.tolist() == [0, 0]
+    x.fill_(3)
+    graph.replay()
+    assert y.tolist() == [18, 18]
+    assert graph.undeclared([w, x, y]) == [] and len(graph.undeclared([w, y])) == 1
+
+
+def test_the_stand_in_refuses_draws():
+    with pytest.raises(NotCapturable, match="draws"):
+        StandIn.record(lambda: torch.rand(3))
