@@ -38,6 +38,6 @@ class CudaRecorder:
         return graph
 
 
-def recorder_of(device: torch.device) -> Recorder | None:
+def recorder_of(device: torch.device | None) -> Recorder | None:
     """Return what records calls on a device; None where calls are made as they are."""
-    return CudaRecorder(device) if device.type == "cuda" else None
+    return CudaRecorder(device) if device is not None and device.type == "cuda" else None

@@ -25,6 +25,7 @@ from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.vec_env import VecEnv
 
 if TYPE_CHECKING:
+    from rlcli.collectors.actors.on_device import OnDevice
     from rlcli.collectors.batch import Columns
     from rlcli.collectors.devices import Placement
     from rlcli.envs.late_columns import LateColumns
@@ -344,6 +345,7 @@ class FastActor(ActorRunner):
         if function.chosen_key is not None:
             self.once[function.chosen_key] = Field((1,), np.dtype(np.float32))
         self.version = 0  # of the function
+        self.on_device: OnDevice | None = None  # where it acts elsewhere, from its first step on
 
     def refresh(self) -> None:
         if self._watch.version:
@@ -360,5 +362,5 @@ class FastActor(ActorRunner):
                 fix="Make a new collector after such changes.",
             )
         self.function, self.layers, self.cells, self.calls = new.function, new.layers, new.cells, new.calls
-        self._policy, self._watch = policy, new._watch
+        self._policy, self._watch, self.on_device = policy, new._watch, None
         self.version += 1

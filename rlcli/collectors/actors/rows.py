@@ -70,7 +70,10 @@ class BoundFastActor(BoundActor):
         self.data = columns.data
         steps = columns.steps
         # kept time-major: every row is contiguous, and one pass at the end makes the log-probabilities
-        passing = actor.passing - columns.data.keys()
+        passing = actor.passing
+        if actor.setting.placement.policy_is_elsewhere:  # what nobody wants stays there
+            passing = actor.written.keys() - {*actor.function.param_keys}
+        passing = passing - columns.data.keys()
         self.kept = {
             key: torch.empty(steps, lanes, *shape, dtype=torch.float32)
             for key, (shape, _) in actor.written.items()
@@ -108,28 +111,43 @@ class BoundFastActor(BoundActor):
                 why=f"its weights are {dtype_name(other)}, and rows are float32 as they were",
                 fix="Make a new collector after such changes.",
             )
-        self.forward = self._in_turn()
+        self.forward = self._forward()
 
-    def _in_turn(self) -> Callable[[int], None]:
-        """Return `forward(t)`: the outputs of step t into their rows, stage by stage."""
-        runs: list[Callable[[int], None]] = []
+    def _forward(self) -> Callable[[int], None]:
+        """Return `forward(t)`: the outputs of step t into their rows."""
         actor = self.actor
         if actor.calls:
             return self._called()
+        if not actor.setting.placement.policy_is_elsewhere:
+            return self._in_turn(self.rows)
+        from rlcli.collectors.actors.on_device import OnDevice
+
+        given = self.shown | {key: rows[: self.steps] for key, rows in self.states.items()}
+        taken = [key for key in self.kept if key not in self.scales]
+        if actor.on_device is None or actor.on_device.weights != self.seen:
+            first = {key: rows[0] for key, rows in given.items()}
+            actor.on_device = OnDevice(actor, self.lanes, first, taken, self._in_turn, self.seen)
+        back = {key: self.rows[key] for key in (*taken, *map(under_next, self.states))}
+        return actor.on_device.bind(given, back)
+
+    def _in_turn(self, on: Rows) -> Callable[[int], None]:
+        """Return `run(t)`: the outputs of rows t, stage by stage."""
+        runs: list[Callable[[int], None]] = []
+        actor = self.actor
         for stage, layers, cells in zip(actor.function.stages, actor.layers, actor.cells, strict=True):
             if cells is not None:
-                x, *before = (self.rows[key] for key in stage.in_keys[:-1])
-                features, *after = (self.rows[key] for key in stage.out_keys)
+                x, *before = (on[key] for key in stage.in_keys[:-1])
+                features, *after = (on[key] for key in stage.out_keys)
                 from rlcli.kernels.cells import on_rows as step_on_rows
 
                 runs.append(step_on_rows(cells.weights(), x, before, after, features))
             elif layers is not None:
-                runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
-            elif stage.is_plain(LogitMask):
-                logits, mask = (self.rows[key] for key in stage.in_keys)
-                runs.append(stage.module.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
+                runs.append(on_rows(layers, on[stage.in_keys[0]], on[stage.out_keys[0]]))
+            elif stage.is_plain(LogitMask) and not actor.setting.placement.policy_is_elsewhere:
+                logits, mask = (on[key] for key in stage.in_keys)
+                runs.append(stage.module.on_rows(logits, mask, on[stage.out_keys[0]]))
             elif not stage.is_plain(StateIndependentScale):
-                runs.append(_on_the_rows(stage, self.rows))
+                runs.append(_on_the_rows(stage, on))
 
         def forward(t: int) -> None:
             for run in runs:

@@ -19,6 +19,7 @@ from rlcli.arguments import refuse
 from rlcli.collectors.actors.actor import ActorRunner, FastActor, Outputs, PolicyContext, call, states_of
 from rlcli.collectors.devices import NOT_COPIED
 from rlcli.errors import ArgumentError, NumericsError
+from rlcli.graphs import graph
 from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next
 from rlcli.modules.actor import Actor
 from rlcli.modules.distributions.family import Family
@@ -65,15 +66,15 @@ def choose_actor(
         why = "the env is stepped on tensordicts, and is given all that it writes, or its states begin at other than 0"
     elif rewrites:
         why = f"it writes to its input, {', '.join(map(show, rewrites))}"
-    elif setting.placement.policy_is_elsewhere:
+    elif setting.placement.policy_is_elsewhere and graph.recorder_of(setting.placement.policy) is None:
         why = f"it acts on {setting.placement.policy}"
     elif setting.exploration not in _CHOICES:
         why = f"exploration_type is {setting.exploration}"
     else:
         fast = _on_rows(policy, setting, outputs, lambda policy: choose_actor(policy, setting, legal))
-        if isinstance(fast, FastActor):
+        if isinstance(fast, FastActor) and not (fast.calls and setting.placement.policy_is_elsewhere):
             return fast
-        why = fast
+        why = fast if isinstance(fast, str) else f"a module of it, called on {setting.placement.policy}, may keep rows"
     return _as_it_is(policy, setting, why, outputs, rewrites)
 
 

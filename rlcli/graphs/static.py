@@ -1,0 +1,39 @@
+"""Memory that stays: named tensors in one block on a device, and as many in host memory, so that one copy moves all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+Name = TypeVar("Name")
+_LINE = 64  # bytes: every tensor begins at a multiple
+
+
+class Twins(Generic[Name]):
+    """Hold tensors (name -> (shape, dtype)) twice: `there` on the device, `here` in host memory that it can read."""
+
+    def __init__(self, fields: Mapping[Name, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in fields.values()]
+        length = sum(-(-size // _LINE) * _LINE for size in sizes)
+        self._here = torch.zeros(length, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._there = torch.zeros(length, dtype=torch.uint8, device=device)
+        self.here: dict[Name, Tensor] = {}
+        self.there: dict[Name, Tensor] = {}
+        at = 0
+        for (name, (shape, dtype)), size in zip(fields.items(), sizes, strict=True):
+            self.here[name], self.there[name] = (
+                block[at : at + size].view(dtype).view(shape) for block in (self._here, self._there)
+            )
+            at += -(-size // _LINE) * _LINE
+
+    def send(self) -> None:
+        """Order the copy to the device."""
+        self._there.copy_(self._here, non_blocking=True)
+
+    def fetch(self) -> None:
+        """Order the copy back, which is there once the device has been waited for."""
+        self._here.copy_(self._there, non_blocking=True)
