@@ -8,48 +8,73 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcli.graphs.ahead import Ahead
 from rlcli.graphs.captured import MOST, Captured
 from rlcli.graphs.graph import Recorder
-from rlcli.learning.gradient import Gradient
+from rlcli.keys import TD_ERROR
+from rlcli.learning.gradient import Figures, Gradient
 from rlcli.learning.minibatches import Minibatch
 from rlcli.learning.optimizer import Step
+from rlcli.objectives.bootstrap import TargetUpdate
 from rlcli.objectives.loss import Loss
 
 
 class CapturedStep:
-    """Step along a gradient: the minibatch is copied to where the graph reads it, `row` has the figures `names`."""
+    """Step along a gradient, targets behind it: of a minibatch copied to where the graph reads it, figures in `row`."""
 
-    def __init__(self, gradient: Gradient, step: Step, minibatch: Minibatch, record: Recorder) -> None:
-        self.gradient, self.step = gradient, step
+    def __init__(self, of: CapturedSteps, gradient: Gradient, minibatch: Minibatch) -> None:
+        self.loss, self.step, self.targets, self.gradient = of.loss, of.step, of.targets, gradient
+        self.noise = Ahead(self.loss.generator) if getattr(self.loss, "draws_noise", False) else None  # type: ignore[arg-type]
         self.columns = {k: torch.empty_like(x, memory_format=torch.contiguous_format) for k, x in minibatch.items()}
         self.names: list[str] = []
         self.row: Tensor | None = None
-        self.captured = Captured(self._call, self._written, record)
+        self.errors: Tensor | None = None  # of rows, if the loss gives them
+        self.captured = Captured(self._call, self._written, of.record)
 
-    def on(self, minibatch: Minibatch) -> Tensor:
-        """Step on columns of these shapes; return the figures, `[len(names)]`, which are the caller's."""
+    def on(self, minibatch: Minibatch) -> tuple[Tensor, Tensor | None]:
+        """Step on columns of these shapes; return figures `[len(names)]` and errors `[N]`, which are the caller's."""
         torch._foreach_copy_([*self.columns.values()], [minibatch[k] for k in self.columns])
+        if self.noise is not None:
+            self.noise.draw()
         self.captured()
         assert self.row is not None
-        return self.row.clone()
+        return self.row.clone(), None if self.errors is None else self.errors.clone()
 
     def _call(self) -> None:
-        figures = self.step.unseen(self.gradient(self.columns))
+        figures = self._figures()
+        errors = figures.pop(TD_ERROR, None)
+        figures = self.step.unseen(figures)
+        if self.targets is not None:
+            self.targets.follow(figures["skipped"])
+        if errors is not None:
+            errors = errors.nan_to_num(0.0, 0.0, 0.0)
+            self.errors = errors.clone() if self.errors is None else self.errors.copy_(errors)
         self.names = [*figures]
         values = [torch.as_tensor(x, device=self.step.flat.tensor.device) for x in figures.values()]
         row = torch.stack([x.detach().reshape(()).float() for x in values])
         self.row = row.clone() if self.row is None else self.row.copy_(row)
 
+    def _figures(self) -> Figures:
+        if self.noise is None:
+            return self.gradient(self.columns)
+        self.loss.generator = self.noise.begin()  # type: ignore[assignment]
+        try:
+            return self.gradient(self.columns)
+        finally:
+            self.loss.generator = self.noise.generator  # type: ignore[assignment]
+
     def _written(self) -> Sequence[Tensor]:
         assert self.row is not None
-        return [self.step.flat.tensor.data, self.row, *self.step.optimizer.state_dict().values()]
+        mine = [self.row, *([] if self.errors is None else [self.errors])]
+        behind = [] if self.targets is None else self.targets.written()
+        return [self.step.flat.tensor.data, *self.step.optimizer.state_dict().values(), *behind, *mine]
 
 
 class CapturedSteps:
     """Keep a captured step for each shape of minibatches, and anew where what it reads was given other memory."""
 
-    def __init__(self, loss: Loss, step: Step, record: Recorder) -> None:
-        self.loss, self.step, self._record = loss, step, record
+    def __init__(self, loss: Loss, step: Step, targets: TargetUpdate | None, record: Recorder) -> None:
+        self.loss, self.step, self.targets, self.record = loss, step, targets, record
         self._of: dict[object, CapturedStep] = {}
 
     def of(self, gradient: Gradient, minibatch: Minibatch) -> CapturedStep | None:
@@ -60,7 +85,7 @@ class CapturedSteps:
             self._of = {k: step for k, step in self._of.items() if k[:2] == kind[:2]}  # type: ignore[index]
             if len(self._of) >= MOST:
                 return None
-            step = self._of[kind] = CapturedStep(gradient, self.step, minibatch, self._record)
+            step = self._of[kind] = CapturedStep(self, gradient, minibatch)
         return step
 
     def why(self) -> str:

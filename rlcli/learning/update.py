@@ -76,11 +76,10 @@ class Update:
         self.gradient = GradientChoice(loss, self.flat, gradient, compile)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.minibatches = Minibatches(batch_size, self.generator, sequences=loss.recurrent)
-        # looking at a number costs nothing on a CPU and stops the queue of a GPU; targets follow only a step made
-        asks = host.may_ask(self.flat.tensor)
-        self._look = asks or not self.optimizer.can_skip or targets is not None
+        # looking at a number costs nothing on a CPU and stops the queue of a GPU
+        self._look = host.may_ask(self.flat.tensor) or not self.optimizer.can_skip
         record = graph.recorder_of(self.flat.tensor.device) if graphs and not compile else None
-        self.graphs = None if record is None or self._look else CapturedSteps(loss, self.step, record)
+        self.graphs = None if record is None or self._look else CapturedSteps(loss, self.step, targets, record)
         self._names: list[Key] = []  # the loss's keys as they were when it was asked which of them it reads
         self._look_at_keys()
         self._beside = StateBeside(loss, *loss.networks)
@@ -152,8 +151,9 @@ class Update:
         if self.graphs is not None and gradient is not None and self.ranks is None and self.optimizer.begun:
             captured = self.graphs.of(gradient, minibatch)
             if captured is not None:
-                self._means.add_row(captured.on(minibatch), captured.names)
-                return None
+                row, errors = captured.on(minibatch)
+                self._means.add_row(row, captured.names)
+                return errors
         figures = gradient(minibatch) if gradient and minibatch else {}  # other ranks may have more
         errors = figures.pop(TD_ERROR, None)
         if self.ranks is not None:
@@ -161,11 +161,12 @@ class Update:
         made = self.step(figures) if self._look else self.step.unseen(figures)
         self._means.add(made)
         if made and self.targets is not None:
-            self.targets.step()
+            self.targets.follow(made["skipped"]) if "skipped" in made else self.targets.step()
         return errors if errors is None or (made and self._look) else errors.nan_to_num(0.0, 0.0, 0.0)
 
     def figures(self) -> dict[str, float]:
         """Return means since the last call or `passes`, with `lr`, `skipped`, and `epochs` or `updates`; or nothing."""
+        self.step.count(self._means.epoch("skipped"))
         means, passes = self._means.result(), self._passes
         self._means, self._passes = Means(), 0
         if not means and not passes:
@@ -199,6 +200,7 @@ class Update:
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Return optimizer, draws, counters, open figures, and the loss's own state: not the networks it trains."""
+        self.step.count(self._means.epoch("skipped"))
         state: dict[str, Any] = dict(self.step.state_dict())
         state |= {f"{_LOSS}{name}": x for name, x in self._beside.state_dict().items()}
         state |= {f"{_MEANS}{name}": x for name, x in self._means.state_dict().items()}

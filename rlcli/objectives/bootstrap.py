@@ -194,6 +194,7 @@ class TargetUpdate(ABC):
         refuse(not pairs, "there are no target networks to update", where=type(loss_module).__name__,
                fix="Build the loss with delay_value=True (DQNLoss) or delay_qvalue=True (SACLoss).")  # fmt: skip
         self.loss_module, self.counter = loss_module, 0
+        self._due: Tensor | None = None  # steps since the last move, where the host does not count them
         self._watch: ModuleWatch | None = None
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
@@ -225,13 +226,35 @@ class TargetUpdate(ABC):
     def step(self) -> None:
         """Follow one optimizer step."""
 
+    tau = 1.0
+    every: int
+
+    @torch.no_grad()
+    def follow(self, skipped: Tensor) -> None:
+        """Do as `step`, no number of which the host reads; nothing where `skipped`, a float tensor `[]`, is 1."""
+        sources, targets = self.tensors()
+        if self._due is None:
+            self._due = torch.full_like(skipped, self.counter)
+        self._due.add_(1 - skipped)
+        now = (self._due >= self.every).to(skipped.dtype) * (1 - skipped)
+        self._due.mul_(1 - now)
+        weight = now * self.tau
+        for source, target in zip(sources, targets, strict=True):
+            target.lerp_(source, weight)
+
+    def written(self) -> list[Tensor]:
+        """Return the tensors that `follow` writes."""
+        return [*self.tensors()[1], *([] if self._due is None else [self._due])]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the progress that the networks do not hold."""
-        return {"counter": self.counter}
+        return {"counter": self.counter if self._due is None else int(self._due)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`."""
         self.counter = int(state["counter"])
+        if self._due is not None:
+            self._due.fill_(self.counter)
 
 
 class SoftUpdate(TargetUpdate):
@@ -273,7 +296,7 @@ class HardUpdate(TargetUpdate):
         refuse(not (value_network_update_interval >= 1 and math.isfinite(value_network_update_interval)),
                "value_network_update_interval must be at least 1",
                why=f"got {value_network_update_interval}")  # fmt: skip
-        self.value_network_update_interval = int(value_network_update_interval)
+        self.value_network_update_interval = self.every = int(value_network_update_interval)
 
     def step(self) -> None:
         self.counter += 1

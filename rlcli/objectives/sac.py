@@ -157,6 +157,12 @@ class SACLoss(BootstrappedLoss):
         keys = [*own, *critic, self.tensor_keys.action, *map(under_next, later), *self.next_keys]
         return list(dict.fromkeys(keys))
 
+    @property
+    def draws_noise(self) -> bool:
+        """Say whether all that it draws is standard normal noise of its `generator`."""
+        family = self.density.family
+        return family is not None and family.has_rsample
+
     def target_pairs(self) -> list[Pair]:
         return [] if self.target_qvalue_network is None else [(self.qvalue_network, self.target_qvalue_network)]
 

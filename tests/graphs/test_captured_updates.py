@@ -12,6 +12,7 @@ from rlcli.graphs import graph, host
 from rlcli.learning.optimizer import Linear
 from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, PPOLoss, ReinforceLoss
 from rlcli.objectives.value import GAE
+from tests.learning.test_off_policy_update import learn, sample, update, weights
 
 LOSSES = {"ppo": ClipPPOLoss, "ratio": PPOLoss, "kl": KLPENPPOLoss, "a2c": A2CLoss, "reinforce": ReinforceLoss}
 
@@ -52,3 +53,31 @@ def test_replayed_steps_are_the_plain_ones(name, kind, monkeypatch):
     for x, y in zip(plain.parameters(), captured.parameters(), strict=True):
         assert torch.equal(x, y)
     assert found == expected
+
+
+# ---- off policy --------------------------------------------------------------------------------------------------
+def off_policy(kind, record, monkeypatch, steps=12):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: record)
+    one = update(kind, "autograd", lr=Linear(1e-2, 0))
+    found = []
+    for n in range(steps):
+        one.begin(n / steps)
+        rows = sample(kind, seed=n)
+        rows["next", "reward"][0] = float("nan") if n == 9 else 0.0
+        found.append(learn(one, rows))
+    return one, found
+
+
+@pytest.mark.parametrize("kind", ["dqn", "sac"])
+def test_replayed_steps_on_samples_are_the_plain_ones(kind, monkeypatch):
+    plain, expected = off_policy(kind, refused, monkeypatch)
+    captured, found = off_policy(kind, StandIn.record, monkeypatch)
+    assert captured.graphs.why() == ""
+    (step,) = captured.graphs._of.values()
+    assert step.captured.proven
+    assert all(map(torch.equal, expected, found))
+    assert torch.equal(weights(plain), weights(captured))
+    figures = captured.figures()
+    assert figures == plain.figures() and figures["skipped"] == 1 and figures["updates"] == 11
+    assert plain.targets.state_dict() == captured.targets.state_dict()

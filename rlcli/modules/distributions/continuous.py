@@ -22,15 +22,18 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from rlcli.arguments import refuse
+from rlcli.graphs.ahead import Ahead
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def standard_normal(params: Params, generator: torch.Generator | None) -> Tensor:
+def standard_normal(params: Params, generator: torch.Generator | Ahead | None) -> Tensor:
     """Return noise of the shape that `loc` and `scale` broadcast to."""
     loc, scale = params
     shape = torch.broadcast_tensors(loc, scale)[0].shape  # `broadcast_shapes` loads sympy
+    if isinstance(generator, Ahead):
+        return generator.normal(shape, loc)
     return torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
 
 
