@@ -32,6 +32,7 @@ from rlcli.config.installed import accelerator
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
+from rlcli.graphs import graph
 from rlcli.keys import Key
 from rlcli.modules import ActorCritic
 from rlcli.modules.masks import find_action_mask
@@ -49,6 +50,7 @@ def build_collector(
     """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
     c, p, places = cfg.collector, as_choice(UsersPolicyOptions, cfg.policy), devices(cfg)
     actor: Any = None if policy is None else policy.actor
+    graph.use(cfg.device.graphs)
     if actor is None:
         mask = find_action_mask(p.action_mask_key, env.observation_spec, env.action_spec)
         actor = None if mask is None else modules.RandomPolicy(action_mask_key=mask)

@@ -93,7 +93,13 @@ def _policy(wired: Wired) -> Iterator[Face]:
     if isinstance(actor, TensorDictActor):
         yield Face("policy", _class(actor.policy), "TensorDicts, called every step", actor.why)
     elif isinstance(actor, FastActor):
-        for stage, layers, cells in zip(actor.function.stages, actor.layers, actor.cells, strict=True):
+        place = actor.setting.placement
+        if place.policy_is_elsewhere:
+            names = ", ".join(_stage(stage) for stage in actor.function.stages)
+            yield Face("policy", names, f"columns, a graph a step on {place.policy}", "all that it calls is known")
+        for stage, layers, cells in (
+            () if place.policy_is_elsewhere else zip(actor.function.stages, actor.layers, actor.cells, strict=True)
+        ):
             if cells is not None:
                 yield Face("policy", _stage(stage), "columns, in numpy", "recurrent layers, one step in numpy")
             elif layers is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from rlcli.errors import in_words
-from rlcli.graphs.graph import Graph, Recorder
+from rlcli.errors import ConfigError, in_words
+from rlcli.graphs.graph import Graph, Recorder, is_required
 
 PLAIN = 2  # calls before one is recorded: what allocates, compiles or chooses an algorithm does so in them
 MOST = 4  # graphs of one part: what comes in more shapes than that is called as it is
@@ -22,7 +24,11 @@ class Captured:
     was found to.
     """
 
-    def __init__(self, call: Callable[[], object], written: Callable[[], Sequence[Tensor]], record: Recorder) -> None:
+    def __init__(
+        self, part: str, call: Callable[[], object], written: Callable[[], Sequence[Tensor]], record: Recorder
+    ) -> None:  # fmt: skip
+        self.part = part
+        _ALL.add(self)
         self._call, self._written, self._record = call, written, record
         self._graph: Graph | None = None
         self._calls = 0
@@ -41,7 +47,7 @@ class Captured:
             try:
                 self._graph = self._record(self._call)
             except RuntimeError as error:  # torch's, of a capture; out of memory, too
-                self.why = in_words(error)
+                self._refuse(in_words(error))
 
     def _prove(self, graph: Graph) -> None:
         written = self._written()
@@ -54,7 +60,29 @@ class Captured:
         self._call()
         self.proven = all(map(same_bits, found, written))
         if not self.proven:
-            self._graph, self.why = None, OTHER_BITS
+            self._graph = None
+            self._refuse(OTHER_BITS)
+
+    def _refuse(self, why: str) -> None:
+        self.why = why
+        if is_required():
+            raise ConfigError(
+                f"the {self.part} cannot be a graph", where="device.graphs=require", why=why,
+                fix="Use device.graphs=auto, which makes plain calls of such parts.",
+            )  # fmt: skip
+
+
+_ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
+
+
+def told() -> str:
+    """Say which parts of this process are graphs, and why others are not; nothing before that is known of all."""
+    parts = [*_ALL]
+    if not all(part.proven or part.why for part in parts):
+        return ""
+    graphs = Counter(part.part for part in parts if part.proven)
+    made = [f"{part}: {count} graph{'s' * (count > 1)}" for part, count in sorted(graphs.items())]
+    return "; ".join([*made, *sorted({f"{part.part}: called as it is ({part.why})" for part in parts if part.why})])
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -6,10 +6,13 @@ drawn before, a shape is another graph. Only this file knows how torch records.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
+
+from rlcli import arguments
 
 
 class Graph(Protocol):
@@ -38,6 +41,26 @@ class CudaRecorder:
         return graph
 
 
+MODES = ("auto", "off", "require")
+_mode = "auto"
+
+
+def use(mode: str) -> None:
+    """Record where that gives the same bits ("auto"), never ("off"), or raise where it does not ("require")."""
+    global _mode
+    _mode = arguments.choice("graphs", mode, MODES)
+
+
+def is_required() -> bool:
+    return _mode == "require"
+
+
 def recorder_of(device: torch.device | None) -> Recorder | None:
     """Return what records calls on a device; None where calls are made as they are."""
-    return CudaRecorder(device) if device is not None and device.type == "cuda" else None
+    cuda = device is not None and device.type == "cuda"
+    return _recorder(device) if cuda and _mode != "off" else None
+
+
+@functools.cache
+def _recorder(device: torch.device) -> CudaRecorder:
+    return CudaRecorder(device)

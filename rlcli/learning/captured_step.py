@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlcli.graphs.ahead import Ahead
-from rlcli.graphs.captured import MOST, Captured
+from rlcli.graphs.captured import MOST, Captured, told
 from rlcli.graphs.graph import Recorder
 from rlcli.keys import TD_ERROR
 from rlcli.learning.gradient import Figures, Gradient
@@ -29,7 +29,7 @@ class CapturedStep:
         self.names: list[str] = []
         self.row: Tensor | None = None
         self.errors: Tensor | None = None  # of rows, if the loss gives them
-        self.captured = Captured(self._call, self._written, of.record)
+        self.captured = Captured("update", self._call, self._written, of.record)
 
     def on(self, minibatch: Minibatch) -> tuple[Tensor, Tensor | None]:
         """Step on columns of these shapes; return figures `[len(names)]` and errors `[N]`, which are the caller's."""
@@ -73,6 +73,8 @@ class CapturedStep:
 class CapturedSteps:
     """Keep a captured step for each shape of minibatches, and anew where what it reads was given other memory."""
 
+    told = staticmethod(told)
+
     def __init__(self, loss: Loss, step: Step, targets: TargetUpdate | None, record: Recorder) -> None:
         self.loss, self.step, self.targets, self.record = loss, step, targets, record
         self._of: dict[object, CapturedStep] = {}
@@ -87,10 +89,6 @@ class CapturedSteps:
                 return None
             step = self._of[kind] = CapturedStep(self, gradient, minibatch)
         return step
-
-    def why(self) -> str:
-        """Say what speaks against a graph of some step."""
-        return next((step.captured.why for step in self._of.values() if step.captured.why), "")
 
 
 def _settings(loss: Loss) -> list[Any]:

@@ -48,6 +48,7 @@ class Hooks:
     """Follow a loop: report, save and evaluate, each only where it is given; `stage(name)` times a stage."""
 
     ranks = 1  # that collect as many frames as this process
+    said = False  # which parts are graphs
 
     def __init__(
         self, reporter: Reporter | None = None, saver: Saver | None = None, evaluation: PeriodicEvaluation | None = None
@@ -107,6 +108,9 @@ class Hooks:
                 workers=loop.collector.workers, restarts=loop.collector.restarts,
             )  # fmt: skip
             self.reporter.out_of_bounds(loop.collector.out_of_bounds())
+            if loop.update.graphs is not None and not self.said and (said := loop.update.graphs.told()):
+                self.said = True
+                self.reporter.say(said)
         self.unreported, self.lags, self.valued = [], [], ValueRows()
 
     def save(self, frames: int, *, sound: bool = True) -> None:

@@ -23,7 +23,6 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
 from rlcli.graphs import graph, host
 from rlcli.keys import TD_ERROR, Key
-from rlcli.learning.captured_step import CapturedSteps
 from rlcli.learning.gradient import Gradient, GradientChoice
 from rlcli.learning.minibatches import Minibatch, Minibatches, with_slices, with_starts
 from rlcli.learning.optimizer import FlatOptimizer, FlatParameters, Linear, Step, schedule
@@ -32,6 +31,7 @@ from rlcli.objectives.reduction import MASK_KEYS, mask_of
 from rlcli.transforms.primer import recurrent_parts, state_keys
 
 if TYPE_CHECKING:
+    from rlcli.learning.captured_step import CapturedSteps
     from rlcli.learning.ranks import Ranks
     from rlcli.modules.recurrent.sequences import LargestSaved
     from rlcli.objectives.bootstrap import TargetUpdate
@@ -58,7 +58,6 @@ class Update:
         max_nonfinite: int = 3,
         gradient: str = "auto",
         compile: bool = False,
-        graphs: bool = True,
     ) -> None:
         refuse(slice_len is not None and not (loss.recurrent and slice_len >= 1),
                "slice_len cuts the sequences of a recurrent loss into slices of at least one row",
@@ -78,8 +77,12 @@ class Update:
         self.minibatches = Minibatches(batch_size, self.generator, sequences=loss.recurrent)
         # looking at a number costs nothing on a CPU and stops the queue of a GPU
         self._look = host.may_ask(self.flat.tensor) or not self.optimizer.can_skip
-        record = graph.recorder_of(self.flat.tensor.device) if graphs and not compile else None
-        self.graphs = None if record is None or self._look else CapturedSteps(loss, self.step, targets, record)
+        record = None if compile or self._look else graph.recorder_of(self.flat.tensor.device)
+        self.graphs: CapturedSteps | None = None
+        if record is not None:
+            from rlcli.learning.captured_step import CapturedSteps
+
+            self.graphs = CapturedSteps(loss, self.step, targets, record)
         self._names: list[Key] = []  # the loss's keys as they were when it was asked which of them it reads
         self._look_at_keys()
         self._beside = StateBeside(loss, *loss.networks)

@@ -15,7 +15,7 @@ def counted(call, written, record=StandIn.record):
         calls.append(None)
         call()
 
-    return Captured(plain, lambda: written, record), calls
+    return Captured("part", plain, lambda: written, record), calls
 
 
 def test_a_call_is_made_plainly_then_recorded_proven_and_replayed():

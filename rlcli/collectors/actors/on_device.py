@@ -7,7 +7,6 @@ was drawn ahead: what a run draws does not hang on where its policy acts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,11 +15,8 @@ from torch import Tensor
 from rlcli.graphs import graph
 from rlcli.graphs.captured import Captured
 from rlcli.graphs.static import Twins
-from rlcli.keys import Key, under_next
+from rlcli.keys import Key
 from rlcli.specs.dtypes import torch_dtype
-
-if TYPE_CHECKING:
-    from rlcli.collectors.actors.actor import FastActor
 
 Rows = dict[Key, list[Tensor]]
 Forward = Callable[[int], None]
@@ -30,43 +26,38 @@ class OnDevice:
     """Memory of one step on a device: `given` keys are read there, `taken` come back, others stay."""
 
     def __init__(
-        self, actor: FastActor, lanes: int, given: Mapping[Key, np.ndarray], taken: Sequence[Key],
-        in_turn: Callable[[Rows], Forward], weights: object,
+        self, device: torch.device, given: Mapping[Key, np.ndarray], written: Mapping[Key, Tensor],
+        taken: Sequence[Key], in_turn: Callable[[Rows], Forward], weights: object,
     ) -> None:  # fmt: skip
-        self.weights = weights  # where they lay
-        device = actor.setting.placement.policy
-        assert device is not None
-        self._device = device
+        self._device, self.weights = device, weights  # where these lay
         rows = {key: (tuple(row.shape), torch_dtype(row.dtype)) for key, row in given.items()}
-        written = {key: ((lanes, *actor.written[key][0]), torch.float32) for key in actor.written}
-        states = {under_next(key): rows[key] for key in actor.states}
-        back = {key: written[key] for key in taken} | states
-        self._given, self._taken = Twins(rows, device), Twins(back, device)
+        results = {key: (tuple(row.shape), row.dtype) for key, row in written.items()}
+        self._given, self._taken = Twins(rows, device), Twins({key: results[key] for key in taken}, device)
         stays = {
             key: torch.empty(shape, dtype=dtype, device=device)
-            for key, (shape, dtype) in written.items()
-            if key not in back
+            for key, (shape, dtype) in results.items()
+            if key not in taken
         }
         places = {**self._given.there, **self._taken.there, **stays}
         self._run = in_turn({key: [x] for key, x in places.items()})
         record = graph.recorder_of(device)
         assert record is not None
-        self.captured = Captured(self._step, lambda: [*self._taken.there.values(), *stays.values()], record)
+        self.captured = Captured("acting", self._step, lambda: [*self._taken.there.values(), *stays.values()], record)
 
     def _step(self) -> None:
         self._given.send()
         self._run(0)
         self._taken.fetch()
 
-    def bind(self, given: Mapping[Key, Sequence[np.ndarray]], taken: Mapping[Key, Sequence[Tensor]]) -> Forward:
-        """Return `forward(t)`: from rows t of what is given to rows t of what is taken."""
-        read = [(self._given.here[key].numpy(), rows) for key, rows in given.items()]
-        write = [(self._taken.here[key], rows) for key, rows in taken.items()]
+    def bind(self, given: Mapping[Key, Sequence[np.ndarray]], rows: Mapping[Key, Sequence[Tensor]]) -> Forward:
+        """Return `forward(t)`: from rows t of what is given to `rows` t of what is taken."""
+        read = [(self._given.here[key].numpy(), source) for key, source in given.items()]
+        write = [(here, rows[key]) for key, here in self._taken.here.items()]
         captured, wait = self.captured, _waits(self._device)
 
         def forward(t: int) -> None:
-            for there, rows in read:
-                np.copyto(there, rows[t])
+            for place, source in read:
+                np.copyto(place, source[t])
             captured()
             wait()
             for here, out in write:

@@ -123,12 +123,15 @@ class BoundFastActor(BoundActor):
         from rlcli.collectors.actors.on_device import OnDevice
 
         given = self.shown | {key: rows[: self.steps] for key, rows in self.states.items()}
-        taken = [key for key in self.kept if key not in self.scales]
+        states = [under_next(key) for key in self.states]
+        taken = [*(key for key in self.kept if key not in self.scales), *states]
         if actor.on_device is None or actor.on_device.weights != self.seen:
             first = {key: rows[0] for key, rows in given.items()}
-            actor.on_device = OnDevice(actor, self.lanes, first, taken, self._in_turn, self.seen)
-        back = {key: self.rows[key] for key in (*taken, *map(under_next, self.states))}
-        return actor.on_device.bind(given, back)
+            written = {key: self.rows[key][0] for key in (*actor.written, *states)}
+            device = actor.setting.placement.policy
+            assert device is not None
+            actor.on_device = OnDevice(device, first, written, taken, self._in_turn, self.seen)
+        return actor.on_device.bind(given, self.rows)
 
     def _in_turn(self, on: Rows) -> Callable[[int], None]:
         """Return `run(t)`: the outputs of rows t, stage by stage."""

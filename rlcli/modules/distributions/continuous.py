@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,8 +22,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from rlcli.arguments import refuse
-from rlcli.graphs.ahead import Ahead
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
+
+if TYPE_CHECKING:
+    from rlcli.graphs.ahead import Ahead
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -32,9 +34,9 @@ def standard_normal(params: Params, generator: torch.Generator | Ahead | None) -
     """Return noise of the shape that `loc` and `scale` broadcast to."""
     loc, scale = params
     shape = torch.broadcast_tensors(loc, scale)[0].shape  # `broadcast_shapes` loads sympy
-    if isinstance(generator, Ahead):
-        return generator.normal(shape, loc)
-    return torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
+    if generator is None or isinstance(generator, torch.Generator):
+        return torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
+    return generator.normal(shape, loc)
 
 
 def as_scale(scale: Tensor | float, loc: Tensor) -> Tensor:
