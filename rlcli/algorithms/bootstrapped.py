@@ -31,7 +31,7 @@ class Bootstrapped(Algorithm):
     Attributes
     ----------
     generator : torch.Generator
-        Of what the loss draws, on the device that it learns on.
+        Of what the loss draws, on the CPU: a run draws the same on every device.
     """
 
     uses = registry.reading("loss", *BOOTSTRAPPED["loss"])
@@ -43,7 +43,7 @@ class Bootstrapped(Algorithm):
 
     @functools.cached_property
     def generator(self) -> torch.Generator:
-        return torch.Generator(self.setup.device or "cpu").manual_seed(self.setup.seed)
+        return torch.Generator().manual_seed(self.setup.seed)
 
     def loss(self, policy: ActorCritic, env: EnvBase) -> BootstrappedLoss:
         loss, device = self.objective(policy, env), self.setup.device

@@ -131,5 +131,7 @@ class PolicyGradient(Algorithm):
         return OnPolicy(collector, estimator, update, s.total_frames, hooks, device=moved)
 
     def load_kernels(self) -> None:
+        if self.setup.device is not None and self.setup.device.type != "cpu":
+            return
         importlib.import_module("rlcli.kernels.ppo")
         importlib.import_module("rlcli.kernels.scan.cpu")

@@ -78,6 +78,8 @@ def build_collector(
         frames = c.frames_per_batch + cfg.env.num  # to whole steps
         options["ray_init_config"] = ray_cluster(c, width * frames * (1 if c.sync else AHEAD * len(shares(cfg))))
     several = as_choice(MultiSyncOptions, c)
+    if cfg.device.policy_device is None and places["policy_device"] is not None:
+        options["policy_device"] = torch.device("cpu")  # each would have a context of its own on a GPU
     start_method = None if several.start_method == "auto" else several.start_method
     options |= {"start_method": start_method, "on_worker_error": c.on_worker_error}
     makers = [
@@ -207,7 +209,9 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
         "train_device": d.train_device or here,
     }
     found = {name: resolve(device) for name, device in chosen.items()}
-    if found["storing_device"] is None and kind == "split":
+    if isinstance(cfg, Config) and draws(cfg) != "batch" and d.storing_device is None:
+        found["storing_device"] = None  # rows go into a storage here
+    elif found["storing_device"] is None and kind == "split":
         found["storing_device"] = found["train_device"]  # the batch goes where it is learned from
     for name in ("env_device", "storing_device"):
         device = found[name]

@@ -183,6 +183,8 @@ def configured(cfg: EnvOptions, index: int = 0) -> GymRecipe:
         from rlcli.vec_envs.wrappers import AtariFrames
 
         settings.setdefault("frameskip", 1)
+        # the preprocessing reads the emulator's screen, never the observation, of which colours cost a tenth of a step
+        settings.setdefault("obs_type", "grayscale")
         set_stickiness(settings, cfg.atari)
         a = cfg.atari
         frames = {

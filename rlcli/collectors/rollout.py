@@ -461,7 +461,7 @@ class TorchStream:
     def _put(self) -> None:
         if self._state is not None:
             torch.set_rng_state(self._state[0])
-            for device, state in zip(self._cuda, self._state[1:], strict=True):
+            for device, state in zip(self._cuda, self._state[1:], strict=False):  # saved on a GPU, or not
                 torch.cuda.set_rng_state(state, device)
             return
         seed = self.seed % 2**63

@@ -17,7 +17,7 @@ class Ahead:
     def draw(self) -> None:
         """Draw for the next call, from the generator, as the call itself would."""
         for x in self._drawn:
-            x.normal_(generator=self.generator)
+            x.copy_(self._noise(x.shape, x))
 
     def begin(self) -> Ahead:
         """Give what was drawn from its start, to a call that begins."""
@@ -27,8 +27,10 @@ class Ahead:
     def normal(self, shape: torch.Size, like: Tensor) -> Tensor:
         """Return standard normal noise; drawn now where no call has asked for so much before."""
         if self._next == len(self._drawn):
-            self._drawn.append(
-                torch.empty(shape, dtype=like.dtype, device=like.device).normal_(generator=self.generator)
-            )
+            self._drawn.append(self._noise(shape, like).to(like.device))
         self._next += 1
         return self._drawn[self._next - 1]
+
+    def _noise(self, shape: torch.Size, like: Tensor) -> Tensor:
+        where = like.device if self.generator is None else self.generator.device
+        return torch.randn(shape, generator=self.generator, dtype=like.dtype, device=where)

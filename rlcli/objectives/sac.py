@@ -267,13 +267,12 @@ def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
     if generator is None or torch.compiler.is_compiling():
         yield
         return
-    device = generator.device
-    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=device))
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    on_gpu = torch.cuda.is_initialized()
+    with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
         torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.manual_seed(seed)
         yield
 
 

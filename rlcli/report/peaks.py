@@ -97,7 +97,8 @@ def device_peaks(device: torch.device, by_stage: dict[str, int], cuda: Any = tor
     cuda.reset_peak_memory_stats(device)
 
     def note(stage: str) -> None:
-        by_stage[stage] = max(by_stage.get(stage, 0), cuda.max_memory_allocated(device))
+        peak = cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"]  # others sort them all
+        by_stage[stage] = max(by_stage.get(stage, 0), peak)
         cuda.reset_peak_memory_stats(device)
 
     return note

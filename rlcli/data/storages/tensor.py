@@ -87,7 +87,7 @@ class LazyTensorStorage(Storage):
         state: State | None,
     ) -> None:  # fmt: skip
         """Make the columns that come, part by part, beside those that go."""
-        made = LazyTensorStorage(self.max_size)
+        made = LazyTensorStorage(self.max_size, device=self.device)
         exchange(self, made, fields, kept, again, parts)
         self.take_in(fields, made)
 

@@ -34,9 +34,10 @@ def standard_normal(params: Params, generator: torch.Generator | Ahead | None) -
     """Return noise of the shape that `loc` and `scale` broadcast to."""
     loc, scale = params
     shape = torch.broadcast_tensors(loc, scale)[0].shape  # `broadcast_shapes` loads sympy
-    if generator is None or isinstance(generator, torch.Generator):
-        return torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
-    return generator.normal(shape, loc)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        return generator.normal(shape, loc)
+    where = loc.device if generator is None else generator.device
+    return torch.randn(shape, generator=generator, dtype=loc.dtype, device=where).to(loc.device)
 
 
 def as_scale(scale: Tensor | float, loc: Tensor) -> Tensor:
