@@ -22,7 +22,7 @@ from torch import nn
 
 from rlcli import arguments
 from rlcli.collectors.base import BaseCollector, called
-from rlcli.collectors.devices import NOT_COPIED, own_copy, place, synchronize
+from rlcli.collectors.devices import NOT_COPIED, column_memory, own_copy, place, synchronize
 from rlcli.collectors.options import FIELDS, CollectorOptions, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import ActingModels
@@ -271,7 +271,7 @@ class Collector(BaseCollector):
             adopting = self._models.adopting if self.weights_swap == "step" else None
             self._made = Rollout(
                 self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting,
-                pool=self._pool,
+                pool=self._pool, empty=column_memory(self.placement),
             )  # fmt: skip
         return self._made
 

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.specs.base import Device
+from rlcli.specs.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     from rlcli.collectors.options import CollectorOptions
@@ -102,6 +105,14 @@ def place(options: CollectorOptions, env_own: torch.device | None = None, policy
         storing = env
     elsewhere = [device is not None and device.type != "cpu" for device in (acting, storing)]
     return Placement(env, acting, storing, options.no_cuda_sync, *elsewhere)
+
+
+def column_memory(placement: Placement) -> Callable[..., np.ndarray]:
+    """Return `empty(shape, dtype)`: of pages that stay in place where a batch is copied to a GPU."""
+    storing = placement.storing
+    if storing is None or storing.type != "cuda":
+        return np.empty
+    return lambda shape, dtype: torch.empty(shape, dtype=torch_dtype(dtype), pin_memory=True).numpy()
 
 
 # ---- the policy on its device ---------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 class Rollout:
     """Collect batches of columns.
 
+    `empty(shape, dtype)` gives memory of a column.
     `legs(first, last)` gives the steps to take, from the first on: all, or a part. `adopting(bound)` acts as `bound`
     and lets weights change between two steps. `pool`: whose memory batches have; by default its own.
     """
@@ -65,8 +66,9 @@ class Rollout:
         self, wired: Wired, options: CollectorOptions, *, seed: int, stream: TorchStream,
         legs: Callable[[int, int], Iterable[int]] = range,
         adopting: Callable[[BoundActor], Callable[[int], Any]] | None = None,
-        pool: Any = None,
+        pool: Any = None, empty: Callable[..., np.ndarray] = np.empty,
     ) -> None:  # fmt: skip
+        self.empty = empty
         self.options, self.stream, self.legs, self.adopting = options, stream, legs, adopting
         self.ids, self.track_ids = options.traj_pool or TrajectoryPool(), options.track_traj_ids
         n = wired.vec_env.n
@@ -345,7 +347,7 @@ class Rollout:
     def _make(self, steps: int) -> BoundBatch:
         """Return new memory for a batch, with all that writes it bound to it."""
         n = self.vec_env.n
-        return self.bind({key: np.empty((n, steps, *f.shape), f.dtype) for key, f in self.columns().items()}, steps)
+        return self.bind({key: self.empty((n, steps, *f.shape), f.dtype) for key, f in self.columns().items()}, steps)
 
     @torch.inference_mode(False)  # row tensors made in inference mode could not be trained on
     def bind(self, data: dict[Key, np.ndarray], steps: int) -> BoundBatch:

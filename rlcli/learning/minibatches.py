@@ -31,12 +31,13 @@ class Minibatches:
     def epoch(self, columns: Mapping[Key, Tensor]) -> Iterator[Minibatch]:
         """Return minibatches of one epoch, in buffers that the next epoch overwrites."""
         order, ends = self.order(columns, self.batch_size, self.generator)
+        order = order.to(next(iter(columns.values())).device)
         few = {key: x for key, x in columns.items() if isinstance(x, Rows) and x.sparse}  # most rows hold nothing
         renewed = self._fit({key: x for key, x in columns.items() if key not in few}) or bool(few)
         for key, buffer in self._shuffled.items():
             x = columns[key]
-            torch.index_select(x, 0, order.to(x.device, non_blocking=True), out=buffer)
-        shuffled = self._shuffled | {key: x.index_select(0, order.to(x.device)) for key, x in few.items()}
+            torch.index_select(x, 0, order, out=buffer)
+        shuffled = self._shuffled | {key: x.index_select(0, order) for key, x in few.items()}
         if renewed or ends != self._ends:
             self._ends = ends
             parts = zip([0, *ends[:-1]], ends, strict=True)
