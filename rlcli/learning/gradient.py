@@ -50,7 +50,7 @@ class Autograd:
         else:
             learned = self.flat.parameters
             gradients = torch.autograd.grad(total, learned, allow_unused=True, materialize_grads=True)
-            torch._foreach_copy_([p.grad for p in learned], gradients)
+            torch._foreach_copy_([p.grad for p in learned], gradients)  # type: ignore[misc]
         return {"loss": total.detach(), **{name: x.detach() for name, x in terms.items()}}
 
 

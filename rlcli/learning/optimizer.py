@@ -264,7 +264,8 @@ class Step:
         norm = torch.linalg.vector_norm(grad)
         bad = (~torch.isfinite(norm + loss)).float()
         if self.max_grad_norm is not None:
-            grad.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            grad.mul_(scale.nan_to_num())  # the gaps, which nobody writes again, stay 0
         self.optimizer.step(bad)
         return {**figures, "grad_norm": norm, "skipped": bad}
 
