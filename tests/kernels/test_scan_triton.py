@@ -1,14 +1,22 @@
 """The Triton scan in its interpreter: any shape, stride and block size against the reference; gradients; NaN.
 
-On a machine with a CUDA device the same cases run compiled, on the device.
+On a machine with a CUDA device the same cases run compiled, on the device; without one the kernel of contiguous rows is
+compiled all the same, and launched for a GPU that is not there.
 """
 
+import importlib
 import os
+import re
+import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlcli.kernels import scan as package
 from rlcli.kernels.scan import reference, scan
+from rlcli.objectives.value.functional import generalized_advantage_estimate, td_lambda_return_estimate
+from rlcli.objectives.value.reading import Ends
 
 pytest.importorskip("triton")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -26,6 +34,28 @@ def kernels():
     os.environ.pop("TRITON_INTERPRET", None)
     if before is not None:
         os.environ["TRITON_INTERPRET"] = before
+
+
+KERNELS = [("rows", torch.float32), ("lanes", torch.float32), ("lanes", torch.float64)]
+
+
+@pytest.fixture(params=["one block", "carries"])
+def small(request, kernels, monkeypatch):
+    """Blocks of their own sizes, and of a few steps."""
+    if request.param == "carries":
+        monkeypatch.setattr(kernels, "STEPS", 8)
+        monkeypatch.setattr(kernels, "ROWS", 16)
+        if DEVICE == "cpu":  # a compiled kernel has its constants for good
+            monkeypatch.setattr(kernels, "LONGEST", type(kernels.LONGEST)(8))
+    kernels._sizes.cache_clear()
+    yield
+    kernels._sizes.cache_clear()
+
+
+def by(kernels, monkeypatch, which):
+    """Let one of the kernels run: that of contiguous rows by what it takes, the other for all."""
+    if which == "lanes":
+        monkeypatch.setattr(kernels, "_is_plain", lambda *_: False)
 
 
 def batch(seed, shape, dtype, end_rate=0.2):
@@ -48,13 +78,11 @@ def expected(x, *rates):
 SHAPES = [(1, 1, 1), (3, 7, 2), (5, 9, 1), (33, 4, 1), (2, 70, 1), (40, 1)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("block", [(1024, 4096), (8, 16)], ids=["one block", "carries"])
+@pytest.mark.parametrize(("which", "dtype"), KERNELS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.every(3)
-def test_it_is_the_reference(kernels, monkeypatch, shape, block, dtype):
-    monkeypatch.setattr(kernels, "STEPS", block[0])
-    monkeypatch.setattr(kernels, "ROWS", block[1])
+def test_it_is_the_reference(kernels, monkeypatch, small, shape, which, dtype):
+    by(kernels, monkeypatch, which)
     x = batch(sum(shape), shape, dtype)
     for got, want in zip(scan(*x, 0.97, 0.9, backend="triton"), expected(x, 0.97, 0.9, 1.0), strict=True):
         assert got.dtype == dtype and close(got, want, dtype)
@@ -75,9 +103,10 @@ def test_every_step_has_its_own_rates_and_any_strides(kernels):
         assert close(got, want, torch.float64)
 
 
-def test_what_lies_behind_a_cut_may_be_nan(kernels, monkeypatch):
-    monkeypatch.setattr(kernels, "STEPS", 8)
-    x = batch(1, (2, 20, 1), torch.float64)
+@pytest.mark.parametrize(("which", "dtype"), KERNELS)
+def test_what_lies_behind_a_cut_may_be_nan(kernels, monkeypatch, small, which, dtype):
+    by(kernels, monkeypatch, which)
+    x = batch(1, (2, 20, 1), dtype)
     x[2][:, 9] = True
     poisoned = [x[0].clone(), *x[1:]]
     poisoned[0][:, 10:] = float("nan")
@@ -85,14 +114,14 @@ def test_what_lies_behind_a_cut_may_be_nan(kernels, monkeypatch):
     assert torch.equal(clean, got)
 
 
-@pytest.mark.parametrize("block", [(1024, 4096), (4, 16)], ids=["one block", "carries"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("which", "dtype"), KERNELS)
 @pytest.mark.parametrize("decay", [0.0, 0.9, "some are 0"])
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 9))])
 @pytest.mark.every(3)
-def test_nan_and_infinity_reach_what_they_reach_in_the_reference(kernels, monkeypatch, seed, decay, dtype, block):
-    monkeypatch.setattr(kernels, "STEPS", block[0])
-    monkeypatch.setattr(kernels, "ROWS", block[1])
+def test_nan_and_infinity_reach_what_they_reach_in_the_reference(
+    kernels, monkeypatch, small, seed, decay, which, dtype
+):
+    by(kernels, monkeypatch, which)
     g = torch.Generator().manual_seed(seed)
     x = [y.cpu() for y in batch(seed, (3, 14, 1), dtype)]
     for i, bad in ((0, float("nan")), (3, float("nan")), (4, float("inf"))):
@@ -121,3 +150,185 @@ def test_gradients_are_those_of_the_reference(kernels):
 
 def test_a_batch_without_steps_gives_none(kernels):
     assert scan(*batch(0, (2, 0, 1), torch.float32), 0.9, 0.9, backend="triton")[0].shape == (2, 0, 1)
+
+
+# ---- contiguous rows ------------------------------------------------------------------------------------------------
+def ends_at(x, ends):
+    reward, terminated, cut, value, next_value = x
+    if ends == "truncated":  # the next values count
+        return [reward, torch.zeros_like(cut), cut, value, next_value.nan_to_num(0.5)]
+    if ends == "everywhere":
+        return [reward, terminated, torch.ones_like(cut), value, next_value]
+    return x if ends == "some" else [reward, *[torch.zeros_like(cut)] * 2, value, next_value.nan_to_num(0.5)]
+
+
+@pytest.mark.parametrize("ends", ["some", "everywhere", "truncated", "none"])
+@pytest.mark.parametrize("programs", [264, 1])
+@pytest.mark.parametrize("size", [(1, 1), (7, 1), (1, 9), (3, 33), (19, 10)], ids=str)
+@pytest.mark.every(3)
+def test_contiguous_rows_are_the_reference_of_float64_and_the_other_kernel(
+    kernels, monkeypatch, small, size, programs, ends
+):
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    x = ends_at(batch(sum(size), (*size, 1), torch.float32, 0.1), ends)
+    got = kernels.scan(*x, 0.99, 0.9405, 1.0)
+    whole = [y.double() if y.is_floating_point() else y for y in x]
+    for a, b in zip(got, reference(*whole, 0.99, 0.9405, 1.0), strict=True):
+        assert close(a.double(), b, torch.float32)
+    by(kernels, monkeypatch, "lanes")
+    for a, b in zip(got, kernels.scan(*x, 0.99, 0.9405, 1.0), strict=True):
+        assert close(a, b, torch.float32)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9405, 1.0])
+def test_long_rows_go_on_from_block_to_block(kernels, decay):
+    x = batch(0, (1, 2 * kernels.LONGEST.value + 3, 1), torch.float32, 0.0005)
+    whole = [y.double() if y.is_floating_point() else y for y in x]
+    for a, b in zip(kernels.scan(*x, 0.99, decay, 1.0), reference(*whole, 0.99, decay, 1.0), strict=True):
+        assert close(a.double(), b, torch.float32)
+
+
+@pytest.fixture
+def launched(kernels, monkeypatch):
+    """Calls that contiguous rows were served by."""
+    calls, launch = [], kernels._launch
+    monkeypatch.setattr(kernels, "_launch", lambda *inputs: (calls.append(inputs), launch(*inputs)))
+    return calls
+
+
+def test_advantages_and_returns_take_the_kernel_of_contiguous_rows(kernels, launched):
+    reward, _, _, value, next_value = (y.nan_to_num(0) for y in batch(0, (3, 8, 1), torch.float32))
+    terminated = torch.zeros(3, 8, dtype=torch.bool, device=DEVICE)
+    cut, terminated = Ends(terminated, terminated.clone()).flags(reward)
+    ends = {"done": cut, "terminated": terminated, "backend": "triton"}
+    generalized_advantage_estimate(0.99, 0.95, value, next_value, reward, **ends)
+    td_lambda_return_estimate(0.99, 0.95, next_value, reward, **ends)
+    assert len(launched) == 2
+
+
+def away(x):
+    """The same numbers, at an address that is no multiple of 16 bytes."""
+    return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+
+
+OTHERS = {
+    "features": lambda x: [y.expand(3, 8, 2).contiguous() for y in x],
+    "float64": lambda x: [y.double() if y.is_floating_point() else y for y in x],
+    "strides": lambda x: [y.transpose(0, 1).contiguous().transpose(0, 1) for y in x],
+    "address": lambda x: [away(y) for y in x],
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_columns_take_the_other_kernel(kernels, launched, what):
+    x = OTHERS[what](batch(0, (3, 8, 1), torch.float32))
+    for a, b in zip(kernels.scan(*x, 0.9, 0.8, 1.0), reference(*x, 0.9, 0.8, 1.0), strict=True):
+        assert close(a, b, torch.float32)
+    assert not launched
+
+
+@pytest.mark.parametrize("rates", [(0.9, 0.8, 0.5), (0.9, 1.1, 1.0), (0.9, "one a step", 1.0)], ids=str)
+def test_other_rates_take_the_other_kernel(kernels, launched, rates):
+    x = batch(0, (3, 8, 1), torch.float32)
+    rates = [torch.full_like(x[0], 0.8) if isinstance(y, str) else y for y in rates]
+    for a, b in zip(kernels.scan(*x, *rates), reference(*x, *rates), strict=True):
+        assert close(a, b, torch.float32)
+    assert not launched
+
+
+# ---- the compiler ---------------------------------------------------------------------------------------------------
+class Absent:
+    """The driver of an H100 that is not there: it takes what is launched."""
+
+    def __init__(self):
+        from triton.backends.compiler import GPUTarget
+
+        self.launches, self.utils, self._target = [], self, GPUTarget("cuda", 90, 32)
+
+    def get_current_target(self):
+        return self._target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 227 * 1024}
+
+    def load_binary(self, *_):
+        return object(), 1, 32, 0, 1024  # module, function, registers, spills, threads
+
+    def unload_module(self, module):
+        pass
+
+    def launcher_cls(self, src, metadata):
+        before = 9  # grid, stream, function, metadata, hooks
+        return lambda *given: self.launches.append((given[:3], given[before:]))
+
+
+@pytest.fixture
+def absent(monkeypatch, tmp_path):
+    """The kernels as the compiler takes them, and the driver."""
+    if DEVICE != "cpu":
+        pytest.skip("the other tests compile")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    name = f"{package.__name__}.triton"
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(package, "triton", None, raising=False)
+    del sys.modules[name], package.triton
+    from triton.runtime import driver
+
+    monkeypatch.setattr(driver, "_active", absent := Absent())
+    kernels = importlib.import_module(name)
+    yield kernels, absent
+    for kernel in kernels._handles.values():
+        kernel.module = None  # which no other driver can unload
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_a_call_is_one_launch_and_two_allocations(absent):
+    kernels, driver = absent
+    for rows in (2, 1, 16):  # of one class: the second and third go to the driver as they are
+        x = batch(0, (rows, 64, 1), torch.float32)
+        with Operations() as seen:
+            outputs = kernels.scan(*x, 0.99, 0.9405, 1.0)
+        assert seen.names == ["empty_like"] * 2
+        grid, arguments = driver.launches.pop()
+        assert not driver.launches and len(kernels._handles) == 1
+        assert len(arguments) <= 14 and grid == (-(-rows // 2), 1, 1)
+        addresses = [y if isinstance(y, int) else y.data_ptr() for y in arguments[:7]]
+        assert addresses == [y.data_ptr() for y in (x[0], *x[3:], *x[1:3], *outputs)]
+        assert arguments[7:11] == (0.99, 0.9405, rows, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "vectors", "shuffles"),
+    [((64, 512), 3, 7), ((1024, 128), 3, 7), ((256, 1000), 6, 5.5), ((1024, 1024), 14, 4.75), ((2, 65536), 28, 5.25)],
+)
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_what_it_is_compiled_to(absent, size, vectors, shuffles):
+    kernels, _ = absent
+    kernels.scan(*batch(0, (*size, 1), torch.float32), 0.99, 0.9405, 1.0)
+    (found,) = kernels._handles.values()
+    _, warps, (_, side, block) = kernels._sizes(*size)
+
+    def count(pattern, of="ptx"):
+        return len(re.findall(pattern, found.asm[of]))
+
+    elements = side * block // (32 * warps)  # of a thread
+    assert count(r"ld\.global\S*\.v4") >= vectors and count(r"st\.global\S*\.v4") >= elements // 2
+    assert count(r"shfl\.") <= shuffles * elements
+    assert not count(r"(div|rem)\.[su]64") and not count(r"(STL|LDL)", of="sass")
