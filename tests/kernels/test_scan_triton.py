@@ -236,6 +236,18 @@ def test_other_rates_take_the_other_kernel(kernels, launched, rates):
     assert not launched
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="graphs are a GPU's")
+def test_a_graph_holds_it(kernels):
+    x = batch(0, (64, 128, 1), torch.float32)
+    kernels.scan(*x, 0.99, 0.9405, 1.0)  # compiles
+    with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+        got = kernels.scan(*x, 0.99, 0.9405, 1.0)
+    for old, new in zip(x, batch(1, (64, 128, 1), torch.float32), strict=True):
+        old.copy_(new)
+    graph.replay()
+    assert all(map(torch.equal, got, kernels.scan(*x, 0.99, 0.9405, 1.0)))
+
+
 # ---- the compiler ---------------------------------------------------------------------------------------------------
 class Absent:
     """The driver of an H100 that is not there: it takes what is launched."""
