@@ -32,7 +32,7 @@ from torch import Tensor
 STEPS = 1024  # of a block, at most
 ROWS = 4096  # steps of a block times its lanes, at most
 LONGEST = tl.constexpr(2048)  # steps of contiguous rows that a program has, at most
-PROGRAMS = 264  # that a GPU is given before one takes more rows than fill a warp: two a multiprocessor of an H100
+PROGRAMS = 264  # at least, before one takes more rows than fill a warp: two a multiprocessor of an H100
 
 
 def scan(
@@ -87,7 +87,7 @@ def _is_plain(columns: Sequence[Tensor], gamma: Any, decay: Any, weight: Any) ->
 def _sizes(rows: int, steps: int) -> tuple[tuple[int, int, int], int, tuple[int, int, int]]:
     """Return the grid of a launch, the warps of a program, and UNIT, SIDE and BLOCK."""
     block = min(LONGEST.value, triton.next_power_of_2(steps))
-    side = triton.next_power_of_2(triton.cdiv(rows, PROGRAMS))
+    side = 1 << max(1, rows // PROGRAMS).bit_length() - 1
     side = min(max(side, 128 // block), LONGEST.value // block)  # a warp reads 128 floats at a time
     grid = (triton.cdiv(rows, side) * triton.cdiv(steps, block), 1, 1)
     return grid, max(1, min(4, side * block // 128)), (math.gcd(steps, 16), side, block)
