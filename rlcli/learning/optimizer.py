@@ -90,8 +90,8 @@ class FlatParameters:
 
     def differentiate(self, outputs: Sequence[Tensor], grads: Sequence[Tensor] | None = None) -> None:
         """Leave in `grad` the gradient of outputs, given those at them; to add each by itself costs a GPU's time."""
-        hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters)
-        if host.may_ask(self.tensor) or hooked:
+        hooks = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters)
+        if host.may_ask(self.tensor) or any(hooks):
             self.grad.zero_()
             torch.autograd.backward(outputs, grads)
             return
