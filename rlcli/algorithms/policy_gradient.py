@@ -133,5 +133,5 @@ class PolicyGradient(Algorithm):
     def load_kernels(self) -> None:
         if self.setup.device is not None and self.setup.device.type != "cpu":
             return
-        importlib.import_module("rlcli.kernels.ppo")
+        importlib.import_module("rlcli.kernels.ppo.cpu")
         importlib.import_module("rlcli.kernels.scan.cpu")

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.errors import ArgumentError
-from rlcli.graphs import host
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.loss import Loss
@@ -34,9 +33,8 @@ Gradient = Callable[[Columns], Figures]
 class Autograd:
     """The gradient of the sum of a loss's `loss_*` terms."""
 
-    def __init__(self, loss: Loss, flat: FlatParameters, compile: bool = False, hooked: bool = False) -> None:
+    def __init__(self, loss: Loss, flat: FlatParameters, compile: bool = False) -> None:
         self.loss, self.flat = loss, flat
-        self._accumulates = hooked or host.may_ask(flat.tensor)  # a launch a parameter, which costs a GPU's time alone
         total = functools.partial(total_of, loss)
         self._total = torch.compile(total) if compile else total
 
@@ -44,13 +42,7 @@ class Autograd:
         if not self.flat.bound():
             self.flat.bind()
         total, terms = self._total(columns)
-        if self._accumulates:
-            self.flat.grad.zero_()
-            total.backward()
-        else:
-            learned = self.flat.parameters
-            gradients = torch.autograd.grad(total, learned, allow_unused=True, materialize_grads=True)
-            torch._foreach_copy_([p.grad for p in learned], gradients)  # type: ignore[misc]
+        self.flat.differentiate([total])
         return {"loss": total.detach(), **{name: x.detach() for name, x in terms.items()}}
 
 
@@ -107,7 +99,7 @@ class GradientChoice:
             if self._closed is not None and own(self.loss) and not (hooked or autocast):
                 file, _, name = self._closed.partition(":")
                 closed = getattr(importlib.import_module(f"rlcli.learning.{file}"), name)(self.loss, self.flat, columns)
-            self._chosen = kind, closed or Autograd(self.loss, self.flat, self.compile, hooked)
+            self._chosen = kind, closed or Autograd(self.loss, self.flat, self.compile)
         return self._chosen[1]
 
 

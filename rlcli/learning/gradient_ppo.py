@@ -1,11 +1,11 @@
 """The gradient of `ClipPPOLoss` without autograd in the loss and, for plain stacks, without autograd at all.
 
     params, value = nets(obs)                  `Replayed`, by hand, where they are plain stacks; else `ByAutograd`
-    terms, d params, d value = closed form     rlcli.kernels.ppo: one compiled pass
+    terms, d params, d value = closed form     rlcli.kernels.ppo: one compiled pass, on a GPU one operation
     gradients of all weights = nets backward
 
-Used on a CPU where everything about loss, nets and batch is usual. The oracle is `Autograd`, which gives the same
-gradient to rounding.
+Used where everything about loss, nets and batch is usual. The oracle is `Autograd`, which gives the same gradient to
+rounding.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
+from rlcli.graphs import host
+from rlcli.kernels import ppo
 from rlcli.kernels.mlp import Replay, keep_recent
 from rlcli.keys import Key
+from rlcli.learning.gradient import Figures
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import NormalFamily
 from rlcli.modules.distributions.discrete import CategoricalFamily
@@ -41,36 +44,35 @@ class ClosedPPO:
     """
 
     def __init__(self, loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> None:
-        from rlcli.kernels import ppo  # loads the compiler
-
         self.loss, self.nets = loss, nets_of(loss, flat, columns)
         self._discrete, self._fitting = _discrete(loss), loss.density.family.fitting  # type: ignore[union-attr]
-        self._kernel, self._ppo = ppo, ppo.categorical if self._discrete else ppo.normal
+        self._constants: dict[float, Tensor] | None = None if host.may_ask(flat.tensor) else {}
+        if self._constants is None:
+            from rlcli.kernels.ppo import cpu  # loads the compiler
+
+            self._kernel, self._ppo = cpu, cpu.categorical if self._discrete else cpu.normal
         self._grads: dict[int, tuple[Tensor, ...]] = {}
 
-    def __call__(self, columns: Columns) -> dict[str, float]:
+    def __call__(self, columns: Columns) -> Figures:
         loss, keys = self.loss, self.loss.tensor_keys
         params, value = self.nets.forward(columns)
         action = self._fitting(params, columns[keys.action])
+        target = columns[keys.value_target].reshape(-1)
+        rows = [per_row(value.detach(), target.shape, "state_value")]
+        rows += [columns[keys.sample_log_prob].reshape(-1), columns[keys.advantage].reshape(-1), target]
+        rows += [] if loss.clip_value is None else [columns[keys.value].reshape(-1)]
+        if self._constants is not None:
+            return self._as_operation(params, action, rows)
         grads = self._grads.get(value.shape[0])
         if grads is None:
             contiguous = torch.contiguous_format
             grads = tuple(torch.empty_like(x, memory_format=contiguous).detach() for x in (*params, value))
             keep_recent(self._grads, value.shape[0], grads)
-        target = columns[keys.value_target].reshape(-1)
-        goal = target.numpy()
-        rows = self._kernel.PPORows(
-            value=per_row(value.detach(), target.shape, "state_value").numpy(),
-            old_log_prob=_flat(columns[keys.sample_log_prob]),
-            advantage=_flat(columns[keys.advantage]),
-            target=goal,
-            old_value=goal if loss.clip_value is None else _flat(columns[keys.value]),
-        )
         try:
             terms = self._ppo(
                 tuple(x.detach().contiguous().numpy() for x in params),
                 _flat(action) if self._discrete else action.numpy(),
-                rows,
+                self._kernel.PPORows(*(x.numpy() for x in (*rows, target)[:5])),
                 self._settings(),
                 tuple(x.numpy() for x in grads[:-1]),
                 _flat(grads[-1]),
@@ -81,7 +83,24 @@ class ClosedPPO:
                 fix="Compare with the actions that it was made for.",
             ) from error  # fmt: skip
         self.nets.backward(grads[:-1], grads[-1])
-        return self._wanted(terms)
+        return {"loss": sum(terms[name] for name in loss.loss_keys), **self._wanted(terms)}
+
+    def _as_operation(self, params: tuple[Tensor, ...], action: Tensor, rows: list[Tensor]) -> Figures:
+        """Do it without a number that the host reads; a number of its own lies on the device before it is used."""
+        loss, like = self.loss, rows[0]
+        numbers = [*loss.clip_bounds, loss.critic_coeff, loss.entropy_coeff if loss.entropy_bonus else 0.0]
+        numbers += [] if loss.clip_value is None else [loss.clip_value]
+        assert self._constants is not None
+        for x in numbers:
+            if not isinstance(x, Tensor) and x not in self._constants:
+                self._constants[x] = torch.tensor(x, dtype=torch.float64, device=like.device)
+        lying = [x.to(like.device) if isinstance(x, Tensor) else self._constants[x] for x in numbers]
+        action, given = action.reshape(-1) if self._discrete else action, [x.detach() for x in params]
+        *grads, figures = ppo.clipped_ppo(
+            given, action, rows, lying, loss.loss_critic_type, bool(loss.normalize_advantage)
+        )
+        self.nets.backward(tuple(grads[:-1]), grads[-1])
+        return self._wanted(dict(zip(ppo.FIGURES, figures.unbind(), strict=True)))
 
     def _settings(self):
         loss = self.loss
@@ -97,7 +116,7 @@ class ClosedPPO:
             loss.normalize_advantage,
         )
 
-    def _wanted(self, terms: dict[str, float]) -> dict[str, float]:
+    def _wanted(self, terms: Figures) -> Figures:
         loss = self.loss
         if not loss.entropy_bonus:
             del terms["loss_entropy"], terms["entropy"]
@@ -105,7 +124,7 @@ class ClosedPPO:
             del terms["explained_variance"]
         if loss.clip_value is None:
             del terms["value_clip_fraction"]
-        return {"loss": sum(terms[name] for name in loss.loss_keys), **terms}
+        return terms
 
 
 def _discrete(loss: ClipPPOLoss) -> bool:
@@ -117,11 +136,11 @@ def _flat(x: Tensor):
 
 
 def _usual(loss: ClipPPOLoss, flat: FlatParameters) -> bool:
-    family, stages, device = loss.density.family, loss.density.stages, flat.tensor.device.type
+    family, stages = loss.density.family, loss.density.stages
     drawn = type(family) is CategoricalFamily or (type(family) is NormalFamily and family.event_dims == 1)
     lowered = bool(stages) and loss.critic is not None and loss.critic.stages is not None
     plain = loss.critic_coeff is not None and loss.reduction == "mean" and not loss.separate_losses
-    return device == "cpu" and flat.tensor.dtype in (torch.float32, torch.float64) and drawn and lowered and plain
+    return ppo.serves(flat.tensor) and drawn and lowered and plain
 
 
 def _usual_columns(loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> bool:
@@ -149,7 +168,8 @@ def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) ->
     `forward` gives the parameters of the action distribution, and the value `[N, 1]`; `backward` leaves the gradients
     of the last forward's minibatch, and may destroy its arguments.
     """
-    return _replayed(loss, flat, columns) or ByAutograd(loss, flat)
+    replayed = _replayed(loss, flat, columns) if host.may_ask(flat.tensor) else None  # by numpy, in part
+    return replayed or ByAutograd(loss, flat)
 
 
 class ByAutograd:
@@ -168,10 +188,9 @@ class ByAutograd:
         return params, value
 
     def backward(self, param_grads: tuple[Tensor, ...], value_grad: Tensor) -> None:
-        self.flat.grad.zero_()
         pairs = zip(self._outputs, (*param_grads, value_grad), strict=True)
         learned = [(x, g.view_as(x)) for x, g in pairs if x.requires_grad]
-        torch.autograd.backward([x for x, _ in learned], [g for _, g in learned])
+        self.flat.differentiate([x for x, _ in learned], [g for _, g in learned])
         self._outputs = ()
 
 

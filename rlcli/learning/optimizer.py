@@ -88,6 +88,16 @@ class FlatParameters:
                 )  # fmt: skip
         self._take_in(current)
 
+    def differentiate(self, outputs: Sequence[Tensor], grads: Sequence[Tensor] | None = None) -> None:
+        """Leave in `grad` the gradient of outputs, given those at them; to add each by itself costs a GPU's time."""
+        hooks = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters)
+        if host.may_ask(self.tensor) or any(hooks):
+            self.grad.zero_()
+            torch.autograd.backward(outputs, grads)
+            return
+        found = torch.autograd.grad(outputs, self.parameters, grads, materialize_grads=True)
+        torch._foreach_copy_([p.grad for p in self.parameters], found)  # type: ignore[misc]
+
     def _take_in(self, parameters: list[nn.Parameter]) -> None:
         kinds = {(str(p.dtype), str(p.device)) for p in parameters}
         if len(kinds) > 1:

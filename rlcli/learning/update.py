@@ -66,7 +66,6 @@ class Update:
         self.loss, self.targets, self.flat = loss, targets, FlatParameters(loss)
         self.lr = schedule(lr)
         self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)
-        self._epsilon = torch.zeros((), device=self.flat.tensor.device)  # what a compiled loss reads
         self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
         self.step = Step(self.flat, self.optimizer, max_grad_norm, arguments.count("max_nonfinite", max_nonfinite))
         self.epochs, self.slice_len = arguments.count("epochs", epochs), slice_len
@@ -76,7 +75,10 @@ class Update:
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.minibatches = Minibatches(batch_size, self.generator, sequences=loss.recurrent)
         # looking at a number costs nothing on a CPU and stops the queue of a GPU
-        self._look = host.may_ask(self.flat.tensor) or not self.optimizer.can_skip
+        asks = host.may_ask(self.flat.tensor)
+        self._look = asks or not self.optimizer.can_skip
+        # what a compiled loss reads, and a graph
+        self._epsilon = torch.zeros((), device=self.flat.tensor.device) if compile or not asks else None
         record = None if compile or self._look else graph.recorder_of(self.flat.tensor.device)
         self.graphs: CapturedSteps | None = None
         if record is not None:
@@ -118,7 +120,7 @@ class Update:
         self.optimizer.lr = self.lr.at(fraction)
         if self.clip_epsilon is not None:
             epsilon = self.clip_epsilon.at(fraction)
-            self.loss.clip_epsilon = self._epsilon.fill_(epsilon) if self.compile or self.graphs else epsilon  # type: ignore
+            self.loss.clip_epsilon = epsilon if self._epsilon is None else self._epsilon.fill_(epsilon)  # type: ignore
 
     def _look_at_keys(self) -> None:
         names = list(vars(self.loss.tensor_keys).values())

@@ -1,15 +1,20 @@
 """Updates as on a GPU: recorded once, replayed on other minibatches with a falling learning rate, bit for bit."""
 
 import copy
+import functools
 
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
 from face import Update
 from standin import NotCapturable, StandIn
+from tensordict.nn import TensorDictModule
+from torch import nn
 
 from rlcli.graphs import graph, host
 from rlcli.learning.optimizer import Linear
+from rlcli.modules import Categorical, NatureCNN, ProbabilisticActor, ValueOperator
+from rlcli.modules.actors import ActorValueOperator
 from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, PPOLoss, ReinforceLoss
 from rlcli.objectives.value import GAE
 from tests.learning.test_off_policy_update import learn, sample, update, weights
@@ -21,13 +26,13 @@ def refused(call):
     raise NotCapturable("nothing is recorded")
 
 
-def learned(kind, loss_class, record, monkeypatch, *, batches=3, **options):
+def learned(kind, loss_class, record, monkeypatch, *, batches=3, gradient="autograd", **options):
     monkeypatch.setattr(host, "may_ask", lambda x: False)
     monkeypatch.setattr(graph, "recorder_of", lambda device: record)
     loss = loss_class(make_actor(kind), make_critic())
     generator = torch.Generator().manual_seed(1)
     update = Update(
-        loss, lr=Linear(1e-2, 0), batch_size=32, epochs=2, gradient="autograd", generator=generator, **options
+        loss, lr=Linear(1e-2, 0), batch_size=32, epochs=2, gradient=gradient, generator=generator, **options
     )
     gae = GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network, backend="reference")
     figures = []
@@ -41,18 +46,66 @@ def learned(kind, loss_class, record, monkeypatch, *, batches=3, **options):
     return loss, update, figures
 
 
-@pytest.mark.parametrize("kind", ["categorical", "normal"])
-@pytest.mark.parametrize("name", LOSSES)
-def test_replayed_steps_are_the_plain_ones(name, kind, monkeypatch):
-    more = {"clip_epsilon": Linear(0.2, 0.1)} if name == "ppo" else {}
-    plain, _, expected = learned(kind, LOSSES[name], refused, monkeypatch, **more)
-    captured, update, found = learned(kind, LOSSES[name], StandIn.record, monkeypatch, **more)
+def check(kind, loss_class, monkeypatch, **more):
+    """The same bits by replays as by plain calls; return the recordings."""
+    plain, _, expected = learned(kind, loss_class, refused, monkeypatch, **more)
+    captured, update, found = learned(kind, loss_class, StandIn.record, monkeypatch, **more)
     assert update.graphs is not None
     steps = [step.captured for step in update.graphs._of.values()]
     assert steps and all(step.proven for step in steps), [step.why for step in steps]
     for x, y in zip(plain.parameters(), captured.parameters(), strict=True):
         assert torch.equal(x, y)
     assert found == expected
+    return [step._graph for step in steps]
+
+
+@pytest.mark.parametrize("kind", ["categorical", "normal"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_replayed_steps_are_the_plain_ones(name, kind, monkeypatch):
+    check(kind, LOSSES[name], monkeypatch, **({"clip_epsilon": Linear(0.2, 0.1)} if name == "ppo" else {}))
+
+
+CLOSED = {
+    "usual": {}, "of a clipped value": {"clip_value": 0.1, "loss_critic_type": "l2"},
+    "bare": {"normalize_advantage": True, "entropy_bonus": False, "log_explained_variance": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["categorical", "normal"])
+@pytest.mark.parametrize("options", CLOSED.values(), ids=CLOSED)
+def test_replayed_steps_of_the_closed_form_are_the_plain_ones_in_few_operations(options, kind, monkeypatch):
+    loss = functools.partial(ClipPPOLoss, **options)
+    (recorded, *_) = check(kind, loss, monkeypatch, gradient="auto", clip_epsilon=Linear(0.2, 0.1))
+    assert names(recorded).count("clipped_ppo") == 1
+    assert recorded.launches <= 60
+
+
+def names(recorded):
+    return [func.overloadpacket.__name__ for func, *_ in recorded.ops]
+
+
+def test_a_step_of_an_actor_and_a_critic_that_share_convolutions_is_few_operations(monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    torch.manual_seed(0)
+    trunk = nn.Sequential(NatureCNN((4, 36, 36)), nn.Linear(64, 32), nn.ReLU())
+    net = TensorDictModule(nn.Linear(32, 3), ["hidden"], ["logits"])
+    both = ActorValueOperator(
+        TensorDictModule(trunk, ["observation"], ["hidden"]),
+        ProbabilisticActor(net, ["logits"], distribution_class=Categorical, return_log_prob=True),
+        ValueOperator(nn.Linear(32, 1), ["hidden"]),
+    )
+    one = Update(ClipPPOLoss(both.get_policy_operator(), both.get_value_operator()))
+    minibatch = {
+        "observation": torch.randint(256, (8, 4, 36, 36), dtype=torch.uint8), "action": torch.randint(3, (8,)),
+        "sample_log_prob": torch.full((8,), -1.0), "advantage": torch.randn(8, 1), "value_target": torch.randn(8, 1),
+    }  # fmt: skip
+    one.on(minibatch)  # makes the optimizer's state
+    gradient = one.gradient.of(minibatch)
+    recorded = StandIn.record(lambda: one.step.unseen(gradient(minibatch)))
+    assert names(recorded).count("clipped_ppo") == 1 and recorded.launches <= 60
+    # one launch on a GPU if each pair has the same strides, else one a parameter
+    (copied,) = (args[:2] for func, args, *_ in recorded.ops if func.overloadpacket.__name__ == "_foreach_copy_")
+    assert len(copied[0]) == 12 and all(to.stride() == of.stride() for to, of in zip(*copied, strict=True))
 
 
 # ---- off policy --------------------------------------------------------------------------------------------------

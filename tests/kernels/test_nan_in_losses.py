@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rlcli.kernels import dqn, ppo, sac
+from rlcli.kernels import dqn, sac
+from rlcli.kernels.ppo import cpu as ppo
 
 NAN = float("nan")
 NONE, NO_STEPS = np.empty(0, np.float32), np.empty(0, np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.kernels.ppo import CRITIC_KINDS, PPORows, Settings, categorical
+from rlcli.kernels.ppo.cpu import CRITIC_KINDS, PPORows, Settings, categorical
 from rlcli.objectives.ppo import effective_sample_size
 from rlcli.objectives.reduction import clipped_value_error, explained_variance
 

@@ -15,7 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
-from rlcli.kernels import dqn, ppo, sac
+from rlcli.kernels import dqn, sac
+from rlcli.kernels.ppo import cpu as ppo
 from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC

@@ -1,6 +1,7 @@
 """The closed-form gradient against autograd, and when it steps aside."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from rlcli import specs
 from rlcli.errors import ArgumentError
+from rlcli.graphs import host
 from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_ppo import ByAutograd, Replayed, closed_ppo
 from rlcli.learning.optimizer import FlatParameters, Linear
@@ -69,6 +71,31 @@ def test_closed_form_is_the_gradient_that_autograd_finds(options, kind, activati
     assert set(a) == set(b)
     for key in b:
         assert abs(a[key] - b[key]) <= 2e-5 * (1 + abs(b[key])), key
+
+
+@given(kind=st.sampled_from(["categorical", "normal"]), options=options, seed=st.integers(0, 9))
+def test_where_the_host_reads_nothing_it_is_one_operation_with_the_same_figures(kind, options, seed):
+    loss = ClipPPOLoss(make_actor(kind, seed), make_critic(seed + 1), **options)
+    columns = columns_for(loss, seed=seed)
+    expected, wanted, *_ = both(loss, columns)
+    with mock.patch.object(host, "may_ask", lambda x: False):
+        found, grad, *_, fast = both(loss, columns)
+    assert isinstance(fast.nets, ByAutograd) and all(isinstance(x, torch.Tensor) for x in found.values())
+    assert (grad - wanted).abs().max() <= 1e-6 * (1 + wanted.abs().max())
+    assert [*found] == [*expected]
+    for name, x in expected.items():
+        assert abs(float(found[name]) - x) <= 2e-5 * (1 + abs(x)), name
+
+
+def test_numbers_of_a_loss_may_be_tensors_where_the_host_reads_nothing():
+    loss = ClipPPOLoss(make_actor(), make_critic(), clip_epsilon=(0.1, 0.2))
+    columns = columns_for(loss)
+    _, wanted, *_ = both(loss, columns)
+    loss.clip_epsilon = tuple(map(torch.tensor, loss.clip_epsilon))
+    loss.entropy_coeff = torch.tensor(loss.entropy_coeff)
+    with mock.patch.object(host, "may_ask", lambda x: False):
+        _, grad, *_ = both(loss, columns)
+    assert (grad - wanted).abs().max() <= 1e-6 * (1 + wanted.abs().max())
 
 
 @pytest.mark.parametrize("kind", ["categorical", "normal"])

@@ -1,11 +1,4 @@
-"""The clipped PPO loss (arXiv:1707.06347, eq. 7 and 9) and its gradient at the nets' outputs, in one
-compiled pass.
-
-Per row, with ratio `w`, advantage `A`, log-probability `l`, entropy `H` and `N` rows,
-    d loss / d l = -push / N,   push = w A if the ratio may still move, else 0
-    d loss / d H = -c_e / N
-so a family adds only its own `d l` and `d H`. 256 rows take 10 us; through autograd they take 250.
-"""
+"""The clipped PPO loss in one compiled pass: 256 rows take 10 us; through autograd they take 250."""
 
 from __future__ import annotations
 
@@ -15,18 +8,17 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rlcli.kernels.compiled import compiled
 from rlcli.kernels.dqn import KINDS as CRITIC_KINDS
 from rlcli.kernels.dqn import distance
+from rlcli.kernels.ppo import TERMS
 
-__all__ = ["CRITIC_KINDS", "TERMS", "PPORows", "Settings", "categorical", "normal"]
+__all__ = ["CRITIC_KINDS", "PPORows", "Settings", "categorical", "clipped_ppo", "normal"]
 
 Arrays = tuple[np.ndarray, ...]
-TERMS = (
-    "loss_objective", "loss_critic", "loss_entropy", "entropy", "kl_approx", "clip_fraction", "ESS",
-    "explained_variance", "value_clip_fraction",
-)  # fmt: skip
 
 
 class Settings(NamedTuple):
@@ -230,3 +222,23 @@ def _terms(
 
 categorical = partial(_terms, _categorical)  # logits `[N, K]` and int64 actions `[N]`
 normal = partial(_terms, _normal)  # independent Gaussians: loc, scale and actions `[N, D]`
+
+
+def clipped_ppo(
+    params: list[Tensor], action: Tensor, rows: list[Tensor], numbers: list[Tensor], critic: str, normalize: bool
+) -> list[Tensor]:
+    """See `rlcli.kernels.ppo.clipped_ppo`."""
+    low, high, critic_coeff, entropy_coeff, clip_value = [*map(float, numbers), -1.0][:5]
+    settings = Settings(low, high, critic_coeff, entropy_coeff, CRITIC_KINDS[critic], clip_value, normalize)
+    grads = [torch.empty(x.shape, dtype=x.dtype) for x in (*params, rows[0])]
+    *param_grads, value_grad = (x.numpy() for x in grads)
+    terms = _terms(
+        _categorical if len(params) == 1 else _normal,
+        tuple(x.contiguous().numpy() for x in params),
+        action.numpy(),
+        PPORows(*(x.numpy() for x in (*rows, rows[3])[:5])),
+        settings,
+        tuple(param_grads),
+        value_grad,
+    )
+    return [*grads, torch.tensor([sum(terms[name] for name in TERMS[:3]), *terms.values()])]
