@@ -146,3 +146,19 @@ def test_one_that_hangs_is_given_up_where_the_run_is_asked_to_stop(monkeypatch):
 
 def test_one_that_does_not_answer_in_time_fails(failing):
     assert "no answer for 0.5 s" in failing("hangs", "env.step_timeout=0.5").summary["evaluation"]["error"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["loss=dqn", "storage=tensor", "sampler=random", "sampler.batch_size=8", "env.mode=parallel"],
+        ["recipe=sac_pendulum", "env.num=2", "env.mode=parallel", "collector.init_random_frames=64"],
+        ["policy=gru", "policy.recurrent_size=8", "env.frame_stack=2", "env.mode=parallel"],
+        ["env.normalize_observation=true", "optim.lr=0.1", "env.mode=serial"],
+    ],
+)
+def test_what_is_kept_plays_as_what_is_made_anew(run, words):
+    brief = [*BRIEF, "run.eval_every=128", "run.eval_episodes=5", "run.eval_max_steps=60"]
+    made = run("run.dir=a", *words, *brief, "collector.frames_per_batch=128")
+    figures, last = evaluated(made)
+    assert len(figures) == 4 and evaluate("a", episodes=5).returns.tolist() == last["returns"]
