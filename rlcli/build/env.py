@@ -27,6 +27,7 @@ from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
 from rlcli.processes.memory import free_memory, process_memory, size
+from rlcli.processes.process import cores
 from rlcli.specs import Bounded
 from rlcli.transforms.base import Transform
 from rlcli.vec_envs.building import beside
@@ -83,16 +84,25 @@ def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = N
 def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
     """Return the envs of an evaluation, with the run's transforms; bounds are counted at most."""
     counted = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds
-    env = dataclasses.replace(cfg.env, out_of_bounds=counted)
-    return build_env(
-        env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg, episodes), offset=cfg.env.num, key="run.eval_envs"
-    )
+    env = dataclasses.replace(evaluation_envs(cfg, episodes), out_of_bounds=counted)
+    return build_env(env, gamma=cfg.value.gamma, offset=cfg.env.num, key="run.eval_envs")
 
 
-def evaluation_lanes(cfg: Config, episodes: int) -> int:
-    """Return how many envs an evaluation steps together, with about as many episodes each."""
-    rounds = -(-episodes // (cfg.run.eval_envs or min(cfg.env.num, EVALUATION_ENVS)))
-    return -(-episodes // rounds)
+def evaluation_envs(cfg: Config, episodes: int) -> EnvOptions:
+    """Return the envs that an evaluation steps together, about as many episodes each: where the run's are stepped."""
+    env = cfg.env
+    a_core_each = cores() if _apart(env) and not env.workers else 1
+    rounds = -(-episodes // (cfg.run.eval_envs or min(max(env.num, a_core_each), EVALUATION_ENVS)))
+    lanes = -(-episodes // rounds)
+    if not _apart(env):
+        return dataclasses.replace(env, num=lanes)
+    if lanes == 1:
+        return dataclasses.replace(env, num=1, mode="serial", workers=None)
+    # to replace a worker loses steps, so that an evaluation fails instead; an env that ends its process ends no run
+    steps = "false" if cfg.collector.on_worker_error == "restart" else env.caller_steps
+    workers = env.workers and min(env.workers, lanes - (steps == "true"))
+    each = env.per_worker if isinstance(env.per_worker, str) else min(env.per_worker, lanes)
+    return dataclasses.replace(env, num=lanes, workers=workers, per_worker=each, caller_steps=steps)
 
 
 def _apart(cfg: EnvOptions) -> TypeGuard[GymOptions]:
@@ -116,15 +126,13 @@ def lanes_of(cfg: CollectConfig, num: int) -> EnvOptions:
     return dataclasses.replace(cfg.env, num=num, mode=mode, **alone)
 
 
-def stepped(cfg: CollectConfig) -> tuple[int, int]:
-    """Return how many of a run's envs its own process steps, and how many processes step others for it."""
-    if cfg.collector.kind != "sync":
-        return 0, 0  # those that collect are not among them
-    if not _apart(cfg.env):
-        return cfg.env.num, 0
+def stepped(cfg: EnvOptions, on_worker_error: str = "raise") -> tuple[int, int]:
+    """Return how many of the envs their user's own process steps, and how many processes step others for it."""
+    if not _apart(cfg):
+        return cfg.num, 0
     from rlcli.vec_envs.workers import shared_out
 
-    parts, caller_steps = shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
+    parts, caller_steps = shared_out(cfg.num, **_dealt_out(cfg, on_worker_error))
     return len(parts[0]) if caller_steps else 0, len(parts) - caller_steps
 
 

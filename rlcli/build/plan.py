@@ -112,10 +112,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
                 alone, parts, asked = envs, learning, envs_of(changed)
                 more = {"envs": code + envs.each * asked.in_process, EVALUATION: envs.each * asked.evaluated}
                 if run.workers:
-                    fewer = run.workers - asked.workers
-                    gone = envs.worker * fewer + envs.each * (
-                        (run.num - run.in_process) - (asked.num - asked.in_process)
-                    )
+                    gone = envs.worker * (run.processes - asked.processes) + envs.each * (run.apart - asked.apart)
                     alone = dataclasses.replace(envs, workers=envs.workers - gone)
                 if isinstance(changed, Config) and policy is not None:
                     on_cpu = dataclasses.replace(changed, device=here.device)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlcli.build.collector import devices, differences, shares, shares_meanwhile, slices_of
-from rlcli.build.env import build_env, evaluation_lanes, lanes_of, stepped
+from rlcli.build.env import build_env, evaluation_envs, lanes_of, stepped
 from rlcli.build.policy import optimizer_options
 from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
@@ -44,15 +45,21 @@ def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: in
 def envs_of(cfg: CollectConfig) -> RunEnvs:
     """Return how many envs a run has, which process steps them, and how more like them are made."""
     num, collecting, evaluated = cfg.env.num, len(shares(cfg)), 0
-    in_process, workers = stepped(cfg)
+    in_process, workers = stepped(cfg.env, cfg.collector.on_worker_error) if cfg.collector.kind == "sync" else (0, 0)
+    processes, away = collecting or workers, num - in_process
     if isinstance(cfg, Config) and cfg.run.eval_episodes:
-        gone = in_process if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
-        evaluated = max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
+        once = cfg.run.eval_every is None  # the only evaluation comes when the run's own are closed
+        played = evaluation_envs(cfg, cfg.run.eval_episodes)
+        evaluated, beside = stepped(played)
+        together: Any = max if once else operator.add
+        processes, away = together(processes, beside), together(away, played.num - evaluated)
+        evaluated = max(evaluated - (in_process if once else 0), 0)
     one = dataclasses.replace(cfg.env, num=1)
     alone: Any = {"workers": 1, "per_worker": "auto", "caller_steps": "false"}
     apart = dataclasses.replace(one, **alone) if isinstance(one, collect.GymOptions) else one
     return RunEnvs(
-        num, in_process, evaluated, collecting or workers, collecting > 0, remote_bytes(cfg.collector, collecting),
+        num, in_process, evaluated, collecting or workers, processes, away, collecting > 0,
+        remote_bytes(cfg.collector, collecting),
         lambda count: build_env(lanes_of(cfg, count), offset=num),
         partial(build_env, one, offset=num), partial(build_env, apart, offset=num),
     )  # fmt: skip

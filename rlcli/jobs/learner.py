@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlcli.collectors import BaseCollector
+from rlcli.collectors import BaseCollector, Collector
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import EnvError, RlcliError, in_words
@@ -39,7 +39,7 @@ ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is an
 
 @dataclass(eq=False)
 class Evaluator:
-    """Play a run's `episodes` with its present weights, in envs that are kept from one evaluation to the next."""
+    """Play a run's `episodes` with its present weights; what plays them is kept from one evaluation to the next."""
 
     actor: nn.Module
     run_env: EnvBase
@@ -52,6 +52,7 @@ class Evaluator:
     total_frames: int
     periodic: bool
     env: EnvBase | None = None
+    _player: Collector | None = None  # of that env
     _waited: float = math.inf  # for the last one, in seconds; how long the first takes is not known
 
     def __call__(self) -> Played | None:
@@ -77,14 +78,16 @@ class Evaluator:
 
     def _play(self) -> Evaluation | None:
         """Play in envs that are kept for the next time, unless they fail."""
-        from rlcli.learning.evaluation import evaluate, longest_episode, progress_lines
+        from rlcli.learning.evaluation import evaluate, longest_episode, player, progress_lines
 
         try:
             if self.env is None:
                 self.env = self._make_env()
             copy_transforms(self.run_env, self.env)
+            if self._player is None:
+                self._player = player(self.env, self.actor)
             return evaluate(
-                self.env, self.actor, self.episodes, stop=lambda: self.stop.requested,
+                self.env, self.actor, self.episodes, collector=self._player, stop=lambda: self.stop.requested,
                 longest=longest_episode(self.max_steps, self.total_frames),
                 progress=progress_lines(self.episodes, self.reporter.say),
             )  # fmt: skip
@@ -108,7 +111,7 @@ class Evaluator:
 
     def close(self) -> None:
         """Close the envs of evaluations, where there are any."""
-        env, self.env = self.env, None
+        env, self.env, self._player = self.env, None, None
         if env is not None:
             env.close()
 

@@ -135,6 +135,10 @@ class PeriodicEvaluation:
         self._last, self.best = int(state["last"]), float(state.get("best", -math.inf))
 
 
+class _GivenUp(Exception):
+    """Leave a batch whose evaluation is not wanted any more."""
+
+
 def longest_episode(asked: int | None, total_frames: int) -> int:
     """Return the step limit of an evaluation's episodes, `asked` or a quarter of the run's frames."""
     # a policy that stands still plays on as long as its env lets it (27,000 steps in Breakout)
@@ -155,6 +159,16 @@ def progress_lines(episodes: int, say: Callable[[str], None]) -> Callable[[np.nd
     return progress
 
 
+def player(env: EnvBase, policy, *, deterministic: bool = True) -> Collector:
+    """Return what `evaluate` steps: a run keeps it, so that its policy is taken apart and its rows are bound once."""
+    with evaluation_mode(policy):
+        return Collector(
+            env, policy, frames_per_batch=STEPS_A_BATCH * env.batch_size.numel(), keep_keys=[REWARD, DONE, TERMINATED],
+            exploration_type=InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM,
+            next_obs="compact", track_traj_ids=False, seed=EVALUATION_SEED,
+        )  # fmt: skip
+
+
 def evaluate(
     env: EnvBase,
     policy,
@@ -162,6 +176,7 @@ def evaluate(
     *,
     seed: int = EVALUATION_SEED,
     deterministic: bool = True,
+    collector: Collector | None = None,
     longest: int = LONGEST,
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[np.ndarray, int], None] = lambda returns, frames: None,
@@ -180,10 +195,12 @@ def evaluate(
         Of the episodes.
     deterministic : bool
         The mode of the policy's distribution, or a draw from it.
+    collector : Collector, optional
+        The `player` of this env and policy, where it is kept for several evaluations, which are cut off alike.
     longest : int
         Steps after which an episode is cut off: an env may never end one.
     stop : callable
-        Asked between batches; when it says so, the evaluation is given up and None returned.
+        Asked before each step; when it says so, the evaluation is given up and None returned.
     progress : callable
         Called between batches with the returns of the episodes that have ended, and the frames that were played; see
         `progress_lines`.
@@ -196,20 +213,24 @@ def evaluate(
     of_lane = np.arange(episodes) % n
     infos: dict[int, dict[str, float]] = {}
     steps = 0
+
+    def check() -> None:
+        if stop():
+            raise _GivenUp
+
+    collector = player(env, policy, deterministic=deterministic) if collector is None else collector
+    collector.set_seed(seed, episode_seeds=True)
+    collector.interrupt_by(check)
+    collector.bounds.begin_anew()  # the env may have played before
+    if rounds > 1:
+        collector.limit_episodes(longest)
     with evaluation_mode(policy):
-        collector = Collector(
-            env, policy, frames_per_batch=STEPS_A_BATCH * n, keep_keys=[REWARD, DONE, TERMINATED],
-            exploration_type=InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM,
-            next_obs="compact", track_traj_ids=False, seed=seed, episode_seeds=True,
-        )  # fmt: skip
-        collector.bounds.begin_anew()  # the env may have played before
-        if rounds > 1:
-            collector.limit_episodes(longest)
         while playing.min() < episodes and steps < longest * rounds:
-            if stop():
+            try:
+                with one_thread():
+                    played = collector.deliver(min(STEPS_A_BATCH, longest * rounds - steps))
+            except _GivenUp:
                 return None
-            with one_thread():
-                played = collector.deliver(min(STEPS_A_BATCH, longest * rounds - steps))
             assert played.reward is not None and played.done is not None  # `keep_keys` names them
             reward, done = played.reward[..., 0], played.done[..., 0]  # [N, T]
             ended = np.cumsum(done, 1)  # a lane's next episode is the one `n` further on

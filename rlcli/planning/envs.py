@@ -80,7 +80,6 @@ def one_more(run: RunEnvs) -> Envs:
 @_by_themselves()
 def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
     """Return the memory of envs that an evaluation will make; nothing of envs that cannot be made twice."""
-    count = run.evaluated
     apart = run.workers > 0 and not (run.collecting or run.in_process)
     before = resident()
     try:
@@ -94,9 +93,9 @@ def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
     except Exception:  # of the env: the evaluation will say so, and end no run
         return {}
     if apart:
-        # the first brings its code, and is no smaller than the next where the system took pages back meanwhile
-        return {EVALUATION: max(first, envs.each) + envs.each * (count - 1)}
-    return {EVALUATION: envs.each * count, "envs, once reset": 0 if reset else envs.at_reset * run.in_process}
+        # the only one here brings its code, and is no smaller than another where the system took pages back meanwhile
+        return {EVALUATION: max(first, envs.each)}
+    return {EVALUATION: envs.each * run.evaluated, "envs, once reset": 0 if reset else envs.at_reset * run.in_process}
 
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
@@ -125,14 +124,14 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
     else:
         return envs
     alone = max(own - envs.each, 0)
-    workers = shared + run.workers * alone + (run.num - run.in_process) * (envs.each + started)
+    workers = shared + run.processes * alone + run.apart * (envs.each + started)
     return dataclasses.replace(envs, workers=workers, worker=alone, parent=parent)
 
 
-def worker_bytes(group: WorkerGroup) -> int:
-    """Return the bytes of the processes that step a collector's envs, as they are now."""
+def worker_bytes(group: WorkerGroup, run: RunEnvs) -> int:
+    """Return the bytes of the processes that step a collector's envs, as they are now; others take as much each."""
     shared, own, started = _processes(group)
-    return shared + sum(own) + started
+    return shared + (sum(own) + started) * run.processes // run.workers
 
 
 def _processes(group: WorkerGroup) -> tuple[int, list[int], int]:

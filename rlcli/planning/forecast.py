@@ -161,7 +161,7 @@ def expected(run: Workload, collector: BaseCollector, learning: Learning, import
     if (group := collector.processes) is not None:
         from rlcli.planning.envs import worker_bytes
 
-        workers = worker_bytes(group)
+        workers = worker_bytes(group, run.envs)
     saved = None if update is None or not update.saved else update.saved
     return Expected(
         at_peak(process, entries, peaks), imported, None if values is None else values.bytes, workers,

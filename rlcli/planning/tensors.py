@@ -191,8 +191,10 @@ class RunEnvs:
 
     num: int
     in_process: int  # of them, those that the run's own process steps
-    evaluated: int  # what an evaluation makes beside them
+    evaluated: int  # what an evaluation makes in that process, beside them
     workers: int  # processes that step the others
+    processes: int  # of these and those of an evaluation, as many as there are at a time
+    apart: int  # envs in them
     collecting: bool  # whether those collect
     remote: int | None  # bytes of workers of another framework that are here; None: they are processes of ours
     make: Callable[[int], EnvBase]  # so many in this process

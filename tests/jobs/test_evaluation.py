@@ -16,7 +16,7 @@ from torch import nn
 
 import rlcli
 from rlcli.build import collect, evaluate, load, resume
-from rlcli.build.env import evaluation_lanes
+from rlcli.build.env import evaluation_envs
 from rlcli.build.trained_run import config_of, restored_policy
 from rlcli.cli.flags import run_folder
 from rlcli.config import registry
@@ -161,7 +161,7 @@ def test_episodes_are_cut_alike_whatever_the_number_of_envs():
 
 
 def test_many_episodes_do_not_make_many_emulators():
-    lanes = lambda episodes, *words: evaluation_lanes(configure("train", list(words)), episodes)  # noqa: E731
+    lanes = lambda episodes, *words: evaluation_envs(configure("train", list(words)), episodes).num  # noqa: E731
     assert [lanes(n) for n in (1, 3, 20, 1000)] == [1, 3, 7, 8]  # of eight envs: three rounds of seven at most
     assert lanes(1000, "env.num=1024") == 32 and lanes(20, "env.num=1") == 1
     assert lanes(40, "run.eval_envs=25") == 20  # two rounds of twenty, not one of 25 and one of 15

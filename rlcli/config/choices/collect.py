@@ -492,7 +492,10 @@ class RunConfig(Group):
     eval_every: int | None = train_option(None, "frames between evaluations; null never evaluates", ge=1)
     eval_episodes: int = train_option(20, "episodes of an evaluation; 0: no evaluation at the end", ge=0)
     eval_envs: int | None = train_option(
-        None, "envs of an evaluation, each for one episode after another; null: env.num, 32 at most", ge=1
+        None,
+        "envs of an evaluation, each for one episode after another; null: env.num, or in processes one a core if that "
+        "is more, 32 at most",
+        ge=1,
     )
     eval_max_steps: int | None = train_option(
         None, "steps after which an evaluation cuts an episode off; null: total_frames / 4, from 1,000 to 30,000", ge=1
