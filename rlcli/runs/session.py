@@ -349,9 +349,10 @@ def resumable(run: Run) -> Iterator[None]:
     except RlcliError as error:
         from rlcli.runs import checkpoint
 
-        with contextlib.suppress(DamagedDataError, ResourceError):
-            frames = checkpoint.latest_number(run.path / CHECKPOINTS)
-            error.fix = with_command(error.fix, f"Saved at {frames:,} frames; resume with", run)
+        with contextlib.suppress(DamagedDataError), warnings.catch_warnings(action="ignore"):
+            if (path := checkpoint.FOLDERS.newest(run.path / CHECKPOINTS)) is not None:
+                frames = checkpoint.read_manifest(path)["number"]
+                error.fix = with_command(error.fix, f"Saved at {frames:,} frames; resume with", run)
         raise
 
 
