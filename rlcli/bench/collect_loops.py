@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
-from torch.distributions import Categorical, Normal
+from torch.distributions import Categorical, Distribution, Normal
 
 
 class Stored(dict):
@@ -33,26 +33,29 @@ def _empty(
     )  # fmt: skip
 
 
-def discrete(
-    make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, seed: int = 0
+def drawn(
+    make: Callable[[], gym.Env], lanes: int, steps: int, law_of: Callable[[torch.Tensor], Distribution], seed: int = 0
 ) -> Callable[[], Stored]:
-    """Collect discrete actions: SyncVectorEnv, one forward and one Categorical a step."""
+    """Collect on a SyncVectorEnv: one forward and one draw a step; box actions are clipped when executed."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
-    state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0])}
-    width = envs.single_observation_space.shape
+    state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0], dtype=torch.float32)}
+    width, space = envs.single_observation_space.shape, envs.single_action_space
+    box = isinstance(space, gym.spaces.Box)
 
     def collect() -> Stored:
-        rows = _empty(steps, lanes, width)
+        rows = _empty(steps, lanes, width, space.shape, torch.float32 if box else torch.int64)
         obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
         obs = state["obs"]
         for t in range(steps):
             with torch.no_grad():
-                law = Categorical(logits=net(obs))
+                law = law_of(obs)
                 action = law.sample()
-                log_probs[t] = law.log_prob(action)
+                log_prob = law.log_prob(action)
+                log_probs[t] = log_prob.sum(-1) if box else log_prob
             obs_rows[t] = obs
             actions[t] = action
-            after, reward, term, trunc, infos = envs.step(action.numpy())
+            sent = np.clip(action.numpy(), space.low, space.high) if box else action.numpy()
+            after, reward, term, trunc, infos = envs.step(sent)
             following = torch.as_tensor(after, dtype=torch.float32)
             next_rows[t] = following
             if "final_obs" in infos:
@@ -105,45 +108,11 @@ def pooled(env_id: str, lanes: int, steps: int, net: nn.Module, seed: int = 0) -
     return collect
 
 
-def continuous(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, std: torch.Tensor, seed: int = 0):
-    """Collect box actions: a Normal with a learned deviation, clipped to the bounds when executed."""
-    envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
-    state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0], dtype=torch.float32)}
-    width, d = envs.single_observation_space.shape, envs.single_action_space.shape
-    low, high = envs.single_action_space.low, envs.single_action_space.high
-
-    def collect() -> Stored:
-        rows = _empty(steps, lanes, width, d, torch.float32)
-        obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
-        obs = state["obs"]
-        for t in range(steps):
-            with torch.no_grad():
-                law = Normal(net(obs), std)
-                action = law.sample()
-                log_probs[t] = law.log_prob(action).sum(-1)
-            obs_rows[t] = obs
-            actions[t] = action
-            after, reward, term, trunc, infos = envs.step(np.clip(action.numpy(), low, high))
-            following = torch.as_tensor(after, dtype=torch.float32)
-            next_rows[t] = following
-            if "final_obs" in infos:
-                for lane in np.flatnonzero(infos["_final_obs"]):
-                    next_rows[t, lane] = torch.as_tensor(infos["final_obs"][lane], dtype=torch.float32)
-            rewards[t] = torch.as_tensor(reward, dtype=torch.float32)
-            terminated[t] = torch.as_tensor(term)
-            truncated[t] = torch.as_tensor(trunc)
-            obs = following
-        state["obs"] = obs
-        return rows
-
-    return collect
-
-
 def recurrent(
     make: Callable[[], gym.Env], lanes: int, steps: int, encoder: nn.Module, cell: nn.GRUCell, head: nn.Module,
     seed: int = 0,
 ) -> Callable[[], Stored]:  # fmt: skip
-    """Collect as `discrete` with a memory: each step's state is stored, zero at an episode's start."""
+    """Collect discrete actions with a memory: each step's state is stored, zero at an episode's start."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0]), "h": torch.zeros(lanes, cell.hidden_size)}
     width = envs.single_observation_space.shape
@@ -265,7 +234,7 @@ class Normalised:
 
 
 def with_bookkeeping(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module):
-    """Collect as `discrete` with observation normalisation, a step counter and the return so far."""
+    """Collect discrete actions with observation normalisation, a step counter and the return so far."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     norm = Normalised(envs.single_observation_space.shape)
     state = {"obs": torch.as_tensor(norm(envs.reset(seed=0)[0]))}
