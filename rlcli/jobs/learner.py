@@ -239,6 +239,6 @@ class Learner:
             episodes, lanes = self.reporter.tally.episodes, self.collector.envs
             episodes.forget_open()
             self.collector.begin_anew(frames // self.hooks.ranks, (), [episodes.episodes] * lanes)
-        self.saver.resumed_at(self.loop.frames)
+        self.saver.saved_at = self.loop.frames
         if self.hooks.evaluation is not None:
             self.hooks.evaluation.load_state_dict(state.get("evaluation", {"last": self.loop.frames}))

@@ -25,7 +25,7 @@ from rlcli.data.files.sealed_folder import MANIFEST as MANIFEST
 from rlcli.data.files.state import flatten, non_finite
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ConfigError, DamagedDataError, NumericsError, ResourceError
-from rlcli.runs.folder import BEST, CHECKPOINTS, Run, nothing_saved, start_command
+from rlcli.runs.folder import BEST, CHECKPOINTS, Run, nothing_saved, open_run, start_command
 
 
 class Checkpoint(NamedTuple):
@@ -172,6 +172,12 @@ def newest(run: Run) -> Checkpoint:
     if (why := gone_before(loaded)) is not None:
         warnings.warn(f"{run.path}: {why}", stacklevel=2)
     return loaded
+
+
+def asked_for(text: str) -> Checkpoint:
+    """Return the checkpoint that `RUN`, `RUN:FRAMES`, `RUN:best` or its own folder names."""
+    path = named(text) or Path(text)
+    return load(path) if (path / MANIFEST).exists() else newest(open_run(path))
 
 
 def gone_before(loaded: Checkpoint) -> str | None:
