@@ -12,7 +12,6 @@ import pickle
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import SimpleNamespace
@@ -405,15 +404,15 @@ def _choices(verb: str, chosen: tuple[str, ...], stored: str) -> bytes:
 def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
     outer = GlobalHydra.instance().hydra  # one application a process: a caller that is one itself gets it back
     GlobalHydra.instance().clear()
+    store = ConfigStore.instance()
+    vars(store)["__deepcopy__"] = lambda memo: store  # copied for each composition, only to read: a sixth of its time
     try:
-        with (
-            store_uncopied(),
-            initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE),
-        ):
+        with initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE):
             node = hydra_compose(verb, overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _not_composed(error) from None
     finally:
+        del vars(store)["__deepcopy__"]
         # composing has put another object into the place of the one that was cleared
         GlobalHydra.instance().clear()
         if outer is not None:
@@ -429,17 +428,3 @@ def _not_composed(error: Exception) -> ConfigError:
     where = re.match(r"In '([^']+)': .*:\n", text := str(cause))
     reason = " ".join(text[where.end() if where else 0 :].partition("\n")[0].split())
     return ConfigError("the configuration cannot be composed", where=where and where[1], why=reason)
-
-
-@contextmanager
-def store_uncopied() -> Iterator[None]:
-    """Inside, compositions read Hydra's store: each copies it, only to read, which was a sixth of its time."""
-    store = ConfigStore.instance()
-    outer = vars(store).get("__deepcopy__")
-    vars(store)["__deepcopy__"] = lambda memo: store
-    try:
-        yield
-    finally:
-        vars(store).pop("__deepcopy__")
-        if outer is not None:
-            vars(store)["__deepcopy__"] = outer
