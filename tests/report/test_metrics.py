@@ -13,6 +13,7 @@ import pytest
 import torch
 from face import refused
 
+from rlcli.config.compose import configure
 from rlcli.errors import ConfigError, ResourceError
 from rlcli.report import events
 from rlcli.report.metrics import MetricsWriter, read_metrics, wants_tensorboard
@@ -142,14 +143,13 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
     refused(ResourceError, "metrics.jsonl", lambda: MetricsWriter(tmp_path / "no" / "metrics.jsonl"))
 
 
-def test_an_unknown_logger_is_refused_with_the_choices():
-    refused(ConfigError, "wandb", lambda: wants_tensorboard("wandb"))
-
-
 def test_tensorboard_is_optional_unless_asked_for(monkeypatch):
     monkeypatch.setattr("rlcli.report.metrics.has", lambda package: False)
     assert wants_tensorboard("auto") is False
-    refused(ConfigError, "tensorboard", lambda: wants_tensorboard("tensorboard"))
+    monkeypatch.setattr("rlcli.config.installed.has", lambda package: False)
+    for logger in ("wandb", "tensorboard"):
+        with refused(ConfigError, logger):
+            configure("train", [f"logger={logger}"])
 
 
 def test_tensorboard_reads_back_what_a_resumed_run_kept(tmp_path, monkeypatch):
