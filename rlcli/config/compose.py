@@ -222,11 +222,6 @@ def _losses(contents: Mapping[str, Any], given: Iterable[tuple[str, Any, Any]]) 
     return named | {name for data in contents.values() for name in overridden(data.get("defaults", [])).values()}
 
 
-def whole_tree(ready: CheckedCommand) -> DictConfig:
-    """Return the tree of a plan's job with Hydra's own branch, to be looked at."""
-    return _compose_tree(ready.verb, [item.text for item in ready.checked])
-
-
 def drop(node: DictConfig, keys: Iterable[str]) -> None:
     """Remove keys from a tree."""
     for key in keys:
@@ -349,7 +344,7 @@ def _composed(verb: str, overrides: list[str], stored: str) -> DictConfig:
     """
     chosen = [text for text in overrides if _is_choice(VERBS[verb], text)]
     if any(_OF_HYDRA.search(text) for text in (*overrides, stored)):
-        return _compose_tree(verb, overrides)
+        return compose_tree(verb, overrides)
     return _with_values(verb, pickle.loads(_choices(verb, tuple(chosen), stored)), overrides)
 
 
@@ -398,10 +393,11 @@ def _is_choice(schema: type, text: str) -> bool:
 @lru_cache(maxsize=256)
 def _choices(verb: str, chosen: tuple[str, ...], stored: str) -> bytes:
     """Return the tree of a verb's choices, pickled, from what the store holds."""
-    return pickle.dumps(_compose_tree(verb, list(chosen)))
+    return pickle.dumps(compose_tree(verb, list(chosen)))
 
 
-def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
+def compose_tree(verb: str, overrides: list[str]) -> DictConfig:
+    """Return the tree of a command with Hydra's own branch."""
     outer = GlobalHydra.instance().hydra  # one application a process: a caller that is one itself gets it back
     GlobalHydra.instance().clear()
     store = ConfigStore.instance()

@@ -142,11 +142,6 @@ class Learner:
     init_rows: InitRows | None = None
     resumed: bool = False
 
-    def begin(self, rows: InitRows) -> None:
-        """Note the rows that a new run's buffer begins with; a resumed run has them."""
-        self.init_rows = rows
-        self.loop.begin_with(rows.rows)
-
     def run_to_end(self) -> None:
         """Run to the end, and close the report whatever happens."""
         commands = {"evaluate": run_command("eval", self.run)}
