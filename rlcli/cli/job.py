@@ -79,8 +79,7 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
 
     from rlcli.config.compose import compose_tree, drop
 
-    words = [item.text for item in ready.checked]
-    node = ready.job.node if part == "job" else compose_tree(ready.verb, words)
+    node = ready.job.node if part == "job" else compose_tree(ready.verb, [item.text for item in ready.checked])
     if part == "job":
         drop(node, {key for key in left_out(ready.job.cfg) if not f"{package}.".startswith(f"{key}.")})
     try:

@@ -11,9 +11,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from face import refused
+from face import configure, refused
 
-from rlcli.config.compose import configure
 from rlcli.errors import ConfigError, ResourceError
 from rlcli.report import events
 from rlcli.report.metrics import MetricsWriter, read_metrics, wants_tensorboard
