@@ -8,7 +8,6 @@ has rounded is counted beside, under the key and `ROUNDED`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -21,7 +20,6 @@ from rlcli.vec_envs.episodes import BatchStart, Episodes, broken
 MODES = ("refuse", "count", "ignore")
 ROUNDED = "(rounded)"  # the last part of a key
 SLACK = 4  # epsilons of the larger bound: cos rounds to 1.0000001, and doubles are rounded to singles
-_WIDE = 256  # elements of one pass of a column's minimum: short inner loops would cost more than the numbers
 
 
 class Interval:
@@ -43,8 +41,6 @@ class Interval:
         self.low, self.high, self._least, self._most = low, high, least, most
         self.below, self.above = bool((least > lowest).any()), bool((most < highest).any())
         self._one = least.size > 0 and bool((least == least.flat[0]).all() and (most == most.flat[0]).all())
-        self._repeat = max(1, _WIDE // max(1, math.prod(shape)))
-        self._tiled = [np.tile(bound.reshape(-1), self._repeat) for bound in (least, most)]
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -58,26 +54,9 @@ class Interval:
 
     def holds(self, values: np.ndarray) -> bool:
         """Say whether all of `values` `[..., *shape]`, NaN among them, are inside."""
-        if not values.size:
-            return True
-        if self._one:
-            least, most = self._least.flat[0], self._most.flat[0]
-            return bool(
-                (not self.below or np.minimum.reduce(values, axis=None) >= least)
-                and (not self.above or np.maximum.reduce(values, axis=None) <= most)
-            )
-        flat = values.reshape(-1)
-        wide = len(self._tiled[0])
-        whole = flat.size - flat.size % wide
-        return self._inside(flat[:whole].reshape(-1, wide)) and self._inside(flat[whole:].reshape(1, -1))
-
-    def _inside(self, table: np.ndarray) -> bool:
-        """Check a table of whole observations side by side."""
-        if not table.size:
-            return True
-        least, most = (bound[: table.shape[1]] for bound in self._tiled)
-        lowest = table.min(0) if len(table) > 1 else table[0]
-        highest = table.max(0) if len(table) > 1 else table[0]
+        least, most, lowest, highest = self._least, self._most, values, values
+        if self._one and values.size:  # the same for all elements: so do two numbers
+            least, most, lowest, highest = least.flat[0], most.flat[0], values.min(), values.max()
         return not ((self.below and not (lowest >= least).all()) or (self.above and not (highest <= most).all()))
 
     def excess(self, values: np.ndarray) -> np.ndarray:
