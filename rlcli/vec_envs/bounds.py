@@ -92,9 +92,9 @@ class Bounds:
         self.rounded = dict(rounded or {})  # key -> the cells `ObservationLeaf.rounded`
         # "refuse" raises, "count" counts, "ignore" does not look
         self.mode = arguments.choice("out_of_bounds", mode, MODES)
-        self.outside: dict[Key, int] = {}  # key -> observations with an element outside
-        self.worst: dict[Key, Worst] = {}
-        self._reported: dict[Key, int] = {}
+        self.outside: dict[str, int] = {}  # key, as it is spelled -> observations with an element outside
+        self.worst: dict[str, Worst] = {}
+        self._reported: dict[str, int] = {}
 
     def begin_anew(self) -> None:
         """Forget what was found."""
@@ -147,10 +147,8 @@ class Bounds:
                 fix="Correct the env or the space it declares; to go on and count such observations: "
                 "env.out_of_bounds=count",
             )  # fmt: skip
-        self.outside[key] = self.outside.get(key, 0) + len(bad)
         index = int(excess.max(1).argmax())
-        if key not in self.worst or excess[index].max() > self.worst[key]["excess"]:
-            self.worst[key] = self._worst(key, values[index], excess[index])
+        self.add({spell(key): {"observations": len(bad), "worst": self._worst(key, values[index], excess[index])}})
 
     def _worst(self, key: Key, value: np.ndarray, excess: np.ndarray) -> Worst:
         interval, index = self.intervals[key], int(excess.argmax())
@@ -159,46 +157,48 @@ class Bounds:
         return {"element": element, "value": shown, "low": low, "high": high, "excess": float(excess[index])}
 
     # ---- for the report ------------------------------------------------------------------------------------------
+    def add(self, figures: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add what was found here or elsewhere, in the form of `figures`."""
+        for name, entry in figures.items():
+            self.outside[name] = self.outside.get(name, 0) + entry["observations"]
+            worst = self.worst.get(name, entry["worst"]), entry["worst"]
+            self.worst[name] = max(worst, key=lambda each: each["excess"])
+
     def _take_rounded(self) -> None:
         """Take over what the cells have counted."""
         for key, cells in self.rounded.items():
-            name = (*as_tuple(key), ROUNDED)
             for cell in cells:
                 if count := int(cell[0]):
                     _, index, given, kept = cell.tolist()
-                    self.outside[name] = self.outside.get(name, 0) + count
                     worst: Worst = {
                         "element": [int(index)], "value": given, "low": kept, "high": kept, "excess": abs(given - kept),
                     }  # fmt: skip
-                    self.worst[name] = max(self.worst.get(name, worst), worst, key=lambda each: each["excess"])
+                    self.add({spell((*as_tuple(key), ROUNDED)): {"observations": count, "worst": worst}})
                     cell[:] = 0
 
     def news(self) -> list[tuple[str, str, int]]:
         """Return (key, sentence, observations outside) of each key that left its bounds since the last call."""
         self._take_rounded()
-        fresh = [(key, count - self._reported.get(key, 0)) for key, count in self.outside.items()]
+        fresh = [(name, count - self._reported.get(name, 0)) for name, count in self.outside.items()]
         self._reported = dict(self.outside)
-        return [(spell(key), sentence(spell(key), self.worst[key]), count) for key, count in fresh if count]
+        return [(name, sentence(name, self.worst[name]), count) for name, count in fresh if count]
 
     def lines(self) -> list[str]:
         """Return a sentence for every key that left its bounds."""
         self._take_rounded()
-        return [f"{sentence(spell(key), self.worst[key])} ({count:,} times)" for key, count in self.outside.items()]
+        return [f"{sentence(name, self.worst[name])} ({count:,} times)" for name, count in self.outside.items()]
 
     def figures(self) -> dict[str, dict]:
         """Return plain values: key, as it is spelled -> number of observations outside and the worst element."""
         self._take_rounded()
-        return {spell(key): {"observations": count, "worst": self.worst[key]} for key, count in self.outside.items()}
+        return {name: {"observations": count, "worst": self.worst[name]} for name, count in self.outside.items()}
 
     def state_dict(self) -> dict[str, dict]:
         return self.figures()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        keys: dict[str, Key] = {spell(key): key for key in self.intervals}
-        keys |= {spell(name): name for key in self.rounded if (name := (*as_tuple(key), ROUNDED))}
-        entries = {keys.get(name, name): entry for name, entry in state.items()}
-        self.outside = {key: int(entry["observations"]) for key, entry in entries.items()}
-        self.worst = {key: entry["worst"].copy() for key, entry in entries.items()}
+        self.outside = {name: int(entry["observations"]) for name, entry in state.items()}
+        self.worst = {name: entry["worst"].copy() for name, entry in state.items()}
         self._reported = dict(self.outside)
 
 
