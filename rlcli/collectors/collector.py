@@ -199,7 +199,6 @@ class Collector(BaseCollector):
             self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
             self._made: Rollout | None = None
-            self._pool: Any = None  # of memory for batches, in place of the engine's own
             self._connect()
             if s.seed is not None or self.vec_env.run_seed is None:
                 self.vec_env.seed(self.seed, every_episode=s.episode_seeds, first_lane=s.first_lane, total=s.all_lanes)
@@ -227,8 +226,7 @@ class Collector(BaseCollector):
             stream = TorchStream(seed, self.placement.policy, shared=lambda: self.background.mine)
             adopting = self._models.adopting if self.weights_swap == "step" else None
             self._made = Rollout(
-                self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting,
-                pool=self._pool,
+                self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting
             )  # fmt: skip
         return self._made
 
