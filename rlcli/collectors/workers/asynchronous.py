@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from tensordict import TensorDictBase
@@ -28,7 +27,6 @@ from rlcli.collectors.workers.worker import WorkerBatch
 from rlcli.errors import ArgumentError, in_words
 
 ON_LAG = ("report", "block", "drop")
-Parts: TypeAlias = dict[int, WorkerBatch]  # of one batch, by worker
 
 
 @dataclasses.dataclass(eq=False)
@@ -36,9 +34,9 @@ class Begun:
     """Keep what has come of a batch that a team of workers was asked for."""
 
     team: range
-    batch: Any  # the memory that they write
+    batch: Any  # the memory that they write; None once a checkpoint has waited for it: its parts have their rows
     steps: int
-    parts: Parts = dataclasses.field(default_factory=dict)
+    parts: dict[int, WorkerBatch] = dataclasses.field(default_factory=dict)  # by worker
 
 
 class MultiAsyncCollector(MultiProcessCollector):
@@ -86,7 +84,6 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._teams = [range(first, first + k) for first in range(0, len(self.group), k)]
         self.pools = {team: self._pool(team) for team in self._teams}
         self._begun: list[Begun] = []  # batches that were asked for and not delivered, in the order of asking
-        self._ready: deque[Parts] = deque()  # batches that a checkpoint waited for, with their rows
         self._gaps: dict[int, bool] = {}  # lanes whose last rows were passed over: whether an episode ended with them
 
     def _steps(self, team: range, frames: int) -> int:
@@ -137,28 +134,25 @@ class MultiAsyncCollector(MultiProcessCollector):
     def _collect(self, steps: int, timed: bool) -> Delivered:
         self._before_batch()
         while True:
-            parts, batch = self._next(timed)
-            frames, versions = 0, []
-            for index, part in parts.items():
+            begun = self._next(timed)
+            parts, lanes = [begun.parts[index] for index in begun.team], self._span(begun.team)
+            for index, part in begun.parts.items():
                 record, behind = self.group.records[index], self.policy_version - part.version
                 record.lag, record.largest_lag = behind, max(behind, record.largest_lag or 0)
-                versions.append(part.version)
-                frames += part.lanes * part.steps
-            team = self._teams[min(parts) // self._together]
-            self.lag = self.policy_version - min(versions)
+            self.lag = self.policy_version - min(part.version for part in parts)
             late = self.max_lag is not None and self.lag > self.max_lag
             self.late_batches += late
             delivered = None
             if late and self.on_lag == "drop":
-                self.dropped_frames += frames
-                self._pass(parts)
+                self.dropped_frames += sum(part.lanes * part.steps for part in parts)
+                self._pass(begun.parts)
             else:
-                memory = {} if batch is None else batch.columns.data
-                lanes, batched = self._span(team), self.batched or len(team) > 1
+                memory = {} if begun.batch is None else begun.batch.columns.data
                 gaps = {lane: self._gaps.pop(lane) for lane in lanes if lane in self._gaps}
-                delivered = self._collected([*parts.values()], memory, batched=batched, lanes=lanes, gaps=gaps)
-            if batch is not None:
-                self.pools[team].give_back(batch)
+                batched = self.batched or len(parts) > 1
+                delivered = self._collected(parts, memory, batched=batched, lanes=lanes, gaps=gaps)
+            if begun.batch is not None:
+                self.pools[begun.team].give_back(begun.batch)
             if delivered is not None:
                 return delivered
 
@@ -167,16 +161,15 @@ class MultiAsyncCollector(MultiProcessCollector):
             return super().pieces(batch, lanes)
         return [timed_rows(batch.unflatten(0, (self._together, len(batch) // self._together)))]
 
-    def _next(self, timed: bool) -> tuple[Parts, Any]:
-        """Return the parts of the next batch, and the memory that they lie in; None where each has its own."""
-        if self._ready:
-            return self._ready.popleft(), None
-        self._ask(timed)
+    def _next(self, timed: bool) -> Begun:
+        """Return the next batch that is whole."""
+        if not self._begun or self._begun[0].batch is not None:
+            self._ask(timed)
         while True:
             for begun in self._begun[: 1 if self.on_lag == "block" else None]:
                 if len(begun.parts) == len(begun.team):
                     self._begun.remove(begun)
-                    return dict(sorted(begun.parts.items())), begun.batch
+                    return begun
             self._came(*self.group.next())
 
     def _came(self, index: int, order: BatchRequest, part: WorkerBatch) -> None:
@@ -186,7 +179,7 @@ class MultiAsyncCollector(MultiProcessCollector):
                 return
         self._pass({index: part})  # others of its batch were forgotten before
 
-    def _pass(self, parts: Parts) -> None:
+    def _pass(self, parts: Mapping[int, WorkerBatch]) -> None:
         """Pass over the rows of parts that nobody gets."""
         for index, part in parts.items():
             ended = {lane for t, lane in part.finals.places if t == part.steps - 1}
@@ -194,16 +187,15 @@ class MultiAsyncCollector(MultiProcessCollector):
 
     def _forget(self) -> None:
         """Pass over batches of which the workers forgot a part: see `CollectorWorkers.outstanding`."""
-        open_ = [*map(id, (order.batch for orders in self.group.outstanding() for order in orders))]
+        open_ = [order.batch for orders in self.group.outstanding() for order in orders]
         for begun in self._begun[:]:
-            if open_.count(id(begun.batch)) + len(begun.parts) < len(begun.team):
+            if sum(batch is begun.batch for batch in open_) + len(begun.parts) < len(begun.team):
                 self._begun.remove(begun)
                 self._pass(begun.parts)
 
     @property
     def _asked(self) -> int:
-        ready = sum(part.lanes * part.steps for parts in self._ready for part in parts.values())
-        return ready + sum(begun.steps * len(self._span(begun.team)) for begun in self._begun)
+        return sum(begun.steps * len(self._span(begun.team)) for begun in self._begun)
 
     def _ask(self, timed: bool) -> None:
         """Make every worker write its next batches, as far as the run and the lag allow."""
@@ -254,14 +246,14 @@ class MultiAsyncCollector(MultiProcessCollector):
         except Exception as error:
             warnings.warn(f"a skipped batch had failed: {in_words(error)}", stacklevel=4)
             self._settle()
-        self._ready.clear()
+        self._begun.clear()
         self._gaps.clear()
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Between two batches: what workers are writing is waited for, and saved with the rest."""
         self._settle()
-        ready = [[index, _plain(part)] for parts in self._ready for index, part in parts.items()]
+        ready = [[index, _plain(begun.parts[index])] for begun in self._begun for index in begun.team]
         late = {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
         return super().state_dict() | {"ready": ready, "gaps": dict(self._gaps)} | late
 
@@ -269,8 +261,9 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._settle()
         lost = super().load_state_dict(state, replay=replay)
         self.late_batches, self.dropped_frames = int(state["late_batches"]), int(state["dropped_frames"])
-        ready = [(int(index), _part(part, self.schema)) for index, part in state["ready"]]
-        self._ready = deque(dict(ready[at : at + self._together]) for at in range(0, len(ready), self._together))
+        ready, k = [(int(index), _part(part, self.schema)) for index, part in state["ready"]], self._together
+        each = [dict(ready[at : at + k]) for at in range(0, len(ready), k)]
+        self._begun = [Begun(self._teams[min(of) // k], None, of[min(of)].steps, of) for of in each]
         self._gaps = {int(lane): bool(begins) for lane, begins in state["gaps"].items()}
         return lost
 
@@ -280,20 +273,18 @@ class MultiAsyncCollector(MultiProcessCollector):
         for written in self.group.settle():
             self._came(*written)
         self._forget()
-        for begun in self._begun:
+        for begun in [each for each in self._begun if each.batch is not None]:
             data, start = begun.batch.columns.data, self._span(begun.team).start
-            parts = {}
-            for index, part in sorted(begun.parts.items()):
+            for index, part in begun.parts.items():
                 first = self.group.ranges[index].start - start
                 rows = {
                     key: data[key][first : first + part.lanes, : part.steps].copy()
                     for key in part.keys
                     if key not in part.columns
                 }
-                parts[index] = dataclasses.replace(part, columns=part.columns | rows)
-            self._ready.append(parts)
+                begun.parts[index] = dataclasses.replace(part, columns=part.columns | rows)
             self.pools[begun.team].give_back(begun.batch)
-        self._begun.clear()
+            begun.batch = None
 
 
 def _refuse_steps(steps: int | None) -> None:

@@ -33,7 +33,6 @@ _OF_ONE_KIND = {  # of collectors with workers: the values that ask for nothing,
     "max_lag": ((None,), "workers that wait for each other are never behind", "MultiAsyncCollector"),
     "on_lag": (("report",), "workers that wait for each other are never behind", "MultiAsyncCollector"),
 }  # fmt: skip
-_WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
 
 
 def own_length(name: str, value: Sequence[Any], workers: int) -> None:
@@ -79,7 +78,7 @@ def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
 
 def check_names(options: Mapping[str, Any], kind: type) -> None:
     """Refuse options that a collector of this `kind` has not, of those that its constructor has no parameter for."""
-    names = (FIELDS.keys() | _WITHOUT_EFFECT) - {"traj_pool"}
+    names = FIELDS.keys() - {"traj_pool"}
     for name, value in options.items():
         if name in _OF_ONE_KIND:
             without_effect, why, other = _OF_ONE_KIND[name]
