@@ -19,7 +19,7 @@ from loopback import Loopback
 from tensordict.nn import TensorDictModule
 
 from rlcli.collectors import AsyncCollector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
-from rlcli.collectors.workers import group
+from rlcli.collectors.workers import asynchronous, batches, group
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
@@ -370,6 +370,55 @@ def test_collecting_goes_on_wherever_ctrl_c_came(kind):
                     break
             else:
                 raise AssertionError(f"{c.policy_version}: {c.group.records}")
+
+
+@pytest.mark.parametrize("kind", [MultiAsyncCollector, Teams])
+@pytest.mark.parametrize("where", [{"transport": Loopback}, {"start_method": "fork"}], ids=["elsewhere", "here"])
+def test_rows_that_ctrl_c_loses_are_no_part_of_a_trajectory(kind, where, tmp_path):
+    """Nor are rows given twice, or written anew while somebody has them."""
+    files, rng, last = {module.__file__ for module in (asynchronous, batches, group)}, random.Random(0), {}
+    makers = [partial(pair, tmp_path / str(index)) for index in range(4)]
+    with kind(makers, None, frames_per_batch=40, next_obs="exact", seed=0, **where) as c:
+        numbers = [(call, instructions(files, call)) for call in (c.rollout, c.state_dict)]
+        last = {lane: None for lane in range(8)}
+        for n in range(120):
+            call, count = numbers[n % 2]
+            given = []
+            instructions(files, lambda call=call, given=given: given.append(call()), at=rng.randrange(count))
+            if given and call == c.rollout:  # nobody knows whose rows these are
+                last.clear()
+            delivered = c.deliver()
+            follows(delivered.raw)
+            for lane, rows in zip(delivered.lanes, delivered.raw, strict=True):
+                seen, (number, after) = rows["observation"][0], last.get(lane) or (None, None)
+                assert rows[IDS][0] != number or torch.equal(seen, after), (n, lane, after, seen)
+                last[lane] = rows[IDS][-1], torch.as_tensor(rows["next", "observation"])[-1]
+
+
+class Often(gym.Wrapper):
+    """Raises at every step, or takes its time for each."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.fails = fails
+
+    def step(self, action):
+        if self.fails:
+            raise ZeroDivisionError
+        time.sleep(0.02)
+        return super().step(action)
+
+
+def often(fails):
+    return SerialEnv(1, lambda: GymEnv(Often(fails), categorical_action_encoding=True))
+
+
+def test_a_team_goes_on_whichever_of_it_fails():
+    with Teams([partial(often, False), partial(often, True)], None, frames_per_batch=10, transport=Loopback) as c:
+        for _ in range(8):
+            with refused(EnvError, "ZeroDivisionError env 1 step"):
+                c.next()
+        assert not c.frames
 
 
 @pytest.mark.parametrize("kind", KINDS)
