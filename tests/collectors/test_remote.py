@@ -256,6 +256,19 @@ def test_workers_that_wait_for_each_other_give_what_a_collector_of_them_gives(ca
     assert batch.shape == ((2, 4, 20) if env is four else (2, 80)) and batch.names[-1] == "time"
 
 
+def test_a_state_of_workers_that_did_not_wait_is_refused_by_those_that_do():
+    options = {"frames_per_batch": 40, "seed": 3, "transport": Loopback}
+    with MultiAsyncCollector([four] * 4, actor(), **options) as c, Teams([four] * 4, actor(), **options) as teams:
+        c.next()
+        alone = c.state_dict()
+        assert len(teams.next().reshape(-1)) == 40
+        with refused(ArgumentError, "state other teams"):
+            teams.load_state_dict(alone)
+        assert teams.frames == 40 and teams.next().shape == (2, 4, 5)
+        c.load_state_dict(teams.state_dict())
+        assert c.frames == 80 and c.next().shape == (4, 5)  # one worker's part
+
+
 @pytest.mark.parametrize("kind", [MultiAsyncCollector, Teams])
 def test_rows_go_into_a_buffer_that_is_here_while_a_thread_collects(kind):
     buffer = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=32)

@@ -278,9 +278,13 @@ class MultiAsyncCollector(MultiProcessCollector):
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         self._settle()
+        k, given = self._together, [int(index) for index, _ in state["ready"]]
+        whole = all(given[at : at + k] in [*map(list, self._teams)] for at in range(0, len(given), k))
+        refuse(len(state["workers"]) == len(self.group) and not whole, "the state is of workers in other teams",
+               why=f"{k} of these wait for each other", fix="Use as many workers a collector as wrote it.")  # fmt: skip
         lost = super().load_state_dict(state, replay=replay)
         self.late_batches, self.dropped_frames = int(state["late_batches"]), int(state["dropped_frames"])
-        ready, k = [(int(index), _part(part, self.schema)) for index, part in state["ready"]], self._together
+        ready = [(index, _part(part, self.schema)) for index, (_, part) in zip(given, state["ready"], strict=True)]
         each = [dict(ready[at : at + k]) for at in range(0, len(ready), k)]
         self._begun = [Begun(self._teams[min(parts) // k], None, parts[min(parts)].steps, parts) for parts in each]
         self._gaps = {int(lane): bool(begins) for lane, begins in state["gaps"].items()}
