@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures._base
 import os
 import random
 import signal
@@ -256,6 +257,14 @@ def test_workers_that_wait_for_each_other_give_what_a_collector_of_them_gives(ca
     assert batch.shape == ((2, 4, 20) if env is four else (2, 80)) and batch.names[-1] == "time"
 
 
+def test_workers_that_wait_for_each_other_have_as_many_envs():
+    three = partial(SerialEnv, 3, cartpole)
+    with refused(ArgumentError, "workers envs 4 3"):
+        Teams([four, three], None, frames_per_batch=40, transport=Loopback)
+    with Teams([four, four, three, three], None, frames_per_batch=40, transport=Loopback) as c:
+        assert {c.next().shape[:2] for _ in range(8)} <= {(2, 4), (2, 3)}
+
+
 def test_a_state_of_workers_that_did_not_wait_is_refused_by_those_that_do():
     options = {"frames_per_batch": 40, "seed": 3, "transport": Loopback}
     with MultiAsyncCollector([four] * 4, actor(), **options) as c, Teams([four] * 4, actor(), **options) as teams:
@@ -383,6 +392,22 @@ def test_collecting_goes_on_wherever_ctrl_c_came(kind):
                     break
             else:
                 raise AssertionError(f"{c.policy_version}: {c.group.records}")
+
+
+def test_nothing_is_locked_while_answers_are_waited_for(monkeypatch):
+    """A Ctrl-C there would keep it locked for ever."""
+    locking, found, counts = {threading.__file__, concurrent.futures._base.__file__}, [], []
+    with MultiAsyncCollector([cartpole] * 2, None, frames_per_batch=8, transport=Loopback) as c:
+        ready = c.processes._ready
+
+        def watched(heads):
+            counts.append(instructions(locking, lambda: found.append(ready(heads))))
+            return found[-1]
+
+        monkeypatch.setattr(c.processes, "_ready", watched)
+        for _ in range(10):
+            c.next()
+    assert counts and not any(counts)
 
 
 @pytest.mark.parametrize("kind", [MultiAsyncCollector, Teams])

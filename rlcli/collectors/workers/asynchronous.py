@@ -83,6 +83,14 @@ class MultiAsyncCollector(MultiProcessCollector):
         super().__init__(create_env_fn, policy, **options)
         k = self._together
         self._teams = [range(first, first + k) for first in range(0, len(self.group), k)]
+        for team in self._teams:
+            if len({self.group.records[index].lanes for index in team}) > 1:
+                self.group.close()
+                raise ArgumentError(
+                    "workers that fill a batch together need as many envs each", where=f"workers {[*team]}",
+                    why=f"they have {', '.join(str(self.group.records[index].lanes) for index in team)}",
+                    fix="Give all workers of a collector as many envs.",
+                )  # fmt: skip
         self.pools = {team: self._pool(team) for team in self._teams}
         self._begun: list[Begun] = []  # batches that were asked for and not delivered, in the order of asking
         self._gaps: dict[int, bool] = {}  # lanes whose last rows were passed over: whether an episode ended with them
