@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.fields import check_fit, columns_of, nested
+from rlcli.data.files.disk import uninterrupted
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.next_obs.pairs import count_unfollowed, observation_keys
 from rlcli.data.next_obs.rows import Rows, is_sparse
@@ -290,19 +291,17 @@ class Ring:
         storage, first = self.storage, not self.contents.layout.fields
         due = not first and storage.due(count)
         bring_back = self.contents.before(rows) if due and storage.kept else None
-        commits = storage.commits
-        try:
-            yield
-            if due or (first and storage.due()):
-                storage.commit(self.contents.encoded)
-        except BaseException:
-            if storage.commits > commits:  # it is done; what was interrupted only tidies up
-                pass
-            elif first:
-                self.clear(fields=True)
-            elif bring_back is not None:
-                bring_back()
-            raise
+        with uninterrupted():
+            try:
+                yield
+                if due or (first and storage.due()):
+                    storage.commit(self.contents.encoded)
+            except BaseException:
+                if first:
+                    self.clear(fields=True)
+                elif bring_back is not None:
+                    bring_back()
+                raise
 
     def clear(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""

@@ -27,12 +27,11 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.fields import width_of
-from rlcli.data.files.disk import SCRATCH, Disk
+from rlcli.data.files.disk import SCRATCH, Disk, uninterrupted
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.data.files.state import decode_state
 from rlcli.data.storages.row_journal import (
     Committed,
-    Mark,
     RowJournal,
     check_same,
     header_of,
@@ -280,7 +279,7 @@ class LazyMemmapStorage(Storage):
         """Write all columns to new files, and switch to them by one record."""
         first, now = max(self.first, self.total - self.capacity), time.monotonic()
         new, fields = SegmentTable(fields, self.segment_rows, self.capacity + self._spare), dict(fields)
-        gone, mark = self._unnamed + self._files_before(math.inf), self._mark
+        gone = self._unnamed + self._files_before(math.inf)
         try:
             self._table.copy_to(new, first, self.total, again, self.folder, self.disk, named=self.kept)
             if self._journal is not None:
@@ -288,23 +287,13 @@ class LazyMemmapStorage(Storage):
                     self.disk.sync_file(segment.path)
                 saved = None if state is None else state()
                 self._journal.commit(first, self.total, self._pieces(new, first), saved, True, fields)
-            # in one statement, which is the last one: an interrupt comes before all of it or after it
             self._table, self.fields, self.first, self.acknowledged, self._settled, self._unnamed = (
                 new, fields, first, self.total, now, gone
             )  # fmt: skip
         except BaseException:
-            self._take_commit_back(mark)
             self._unnamed += [segment.path for segment in new.segments.values() if self.kept]
             self._take_away()
             raise
-
-    @property
-    def _mark(self) -> Mark | None:
-        return None if self._journal is None else self._journal.mark
-
-    def _take_commit_back(self, mark: Mark | None) -> None:
-        if self._journal is not None and mark is not None:
-            self._journal.take_back(mark)
 
     def _files_before(self, first: float) -> list[Path]:
         """Return what no record will name that keeps the rows from `first` on, as the table has them."""
@@ -352,8 +341,8 @@ class LazyMemmapStorage(Storage):
                 fix="Pass it: storage.commit(ring.content).",
             )  # fmt: skip
         first = max(self.first, self.total - self.capacity)
-        gone, mark = self._unnamed + self._files_before(first), self._mark
-        try:
+        gone = self._unnamed + self._files_before(first)
+        with uninterrupted():
             if self._journal is not None:
                 pieces = self._pieces(self._table, self.acknowledged)
                 if not pieces and state is None:
@@ -363,16 +352,11 @@ class LazyMemmapStorage(Storage):
                 saved = None if state is None else state()
                 new = any(not self._journal.names(n, segment.version) for n, segment in self._table.segments.items())
                 self._journal.commit(first, self.total, pieces, saved, new)
-            # in one statement, which is the last one: an interrupt comes before all of it or after it
-            self.first, self.acknowledged, self.commits, self._unnamed = first, self.total, self.commits + 1, gone
-        except BaseException:
-            self._take_commit_back(mark)
-            raise
-        self._settled = time.monotonic()
-        if self._journal is not None:
-            self._journal.tidy()
-        self._table.pop_below(first)
-        self._take_away()
+            self.first, self.acknowledged, self._unnamed, self._settled = first, self.total, gone, time.monotonic()
+            if self._journal is not None:
+                self._journal.tidy()
+            self._table.pop_below(first)
+            self._take_away()
 
     def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, SegmentPiece]]:
         """Return the steps from `start` on, and all of the segments that were rewritten, with checksums."""
@@ -487,13 +471,13 @@ class LazyMemmapStorage(Storage):
     def close(self, state: State | None = None) -> None:
         """Commit, and let another process go on with the folder; once. In a forked child nothing changes there."""
         journal = None if self._forked else self._journal
-        if journal is not None:
-            self.commit(state)
-            journal.finish()
-        self._journal, self.fields = None, {}  # in one statement: interrupted, it is open still, or closed
-        self._forget()
-        if journal is not None:
-            journal.abandon()
+        with uninterrupted():
+            if journal is not None:
+                self.commit(state)
+                journal.finish()
+                journal.abandon()
+            self._journal = None
+            self._forget()
 
     @property
     def nbytes(self) -> int:

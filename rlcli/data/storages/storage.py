@@ -90,15 +90,12 @@ class Storage(ABC):
         The folder they lie in, if they do.
     medium : str
         Where rows lie, as a plan and the ledger name it: "cpu", or "disk" for files.
-    commits : int
-        Counts what `commit` has acknowledged: what it raises after that, an interrupt, takes nothing back.
     """
 
     lanes = 1
     kept = False
     where = ""
     medium = "cpu"
-    commits = 0
     objects = False  # rows are objects of any kind, not columns
     _most = MOST_ROWS
     _taken_over = False
