@@ -63,30 +63,7 @@ def dump(
 def load(
     ring: Ring, folder: Path | str, *, cut: bool = True, take: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """Fill a ring with the newest dump that verifies; a damaged one is passed over with a warning.
-
-    Parameters
-    ----------
-    cut : bool
-        What is written next is of another process: it goes on with no trajectory that has no id.
-    take : callable, optional
-        Is given `extra` while the ring is as it was, and may refuse it: nothing is loaded then.
-
-    Returns
-    -------
-    dict
-        `extra` as it was given.
-
-    Raises
-    ------
-    ResourceError
-        There is no dump.
-    DamagedDataError
-        None verifies, or they are of another version.
-    ArgumentError
-        It was made with another max_size or ndim. In all these cases the ring is as it was; where the memory or the
-        disk gives out while rows are written, it is empty.
-    """
+    """Fill a ring with the newest dump that verifies; its `extra`, which `take` may refuse while nothing has changed."""
     while True:
         path, manifest = _newest(Path(folder))
         with FOLDERS.held(path) as there:  # a writer at work may have taken it away since then
@@ -164,13 +141,7 @@ def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool =
 
 
 def resume(ring: Ring) -> bool:
-    """Take over what a storage holds from an earlier process, to go on with it or to read it only; whether it did.
-
-    Raises
-    ------
-    DamagedDataError
-        No state was committed with its rows.
-    """
+    """Take over what a storage holds from an earlier process, to go on with it or to read it only; whether it did."""
     storage = ring.storage
     with loading_state(storage.where, ROWS):
         saved = storage.saved()

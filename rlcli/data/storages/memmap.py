@@ -215,16 +215,11 @@ class LazyMemmapStorage(Storage):
         count = len(next(iter(columns.values())))
         if self.total == self.first:  # nothing is stored yet: begin where the owner begins
             self.first = self.total = self.acknowledged = number
-        if not self.first <= number <= self.total:
+        if number != self.total:
             raise ArgumentError("rows are written in order", why=f"row {number}, next is {self.total}")
-        old = min(self.total - number, count)
-        self._reserve(count - old)
-        if old:
-            self._write_over(np.arange(number, number + old), {key: column[:old] for key, column in columns.items()})
-            columns = {key: column[old:] for key, column in columns.items()}
-        if count > old:
-            self._table.put(self.total, columns, count - old)
-            self.total += count - old
+        self._reserve(count)
+        self._table.put(number, columns, count)
+        self.total += count
 
     def take_back(self, number: int) -> None:
         self.total = number
@@ -241,7 +236,9 @@ class LazyMemmapStorage(Storage):
         self._make_ready(self._stored(rows))
 
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        self._write_over(self._stored(rows), columns)
+        numbers = self._stored(rows)
+        self._make_ready(numbers)
+        self._table.scatter(numbers, columns)
 
     def _stored(self, rows: np.ndarray) -> np.ndarray:
         numbers = self._numbers(rows)
@@ -249,10 +246,6 @@ class LazyMemmapStorage(Storage):
             why = f"row {rows[numbers.argmin()]}"
             raise ArgumentError("a row that was never written cannot be written over", why=why)
         return numbers
-
-    def _write_over(self, numbers: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        self._make_ready(numbers)
-        self._table.scatter(numbers, columns)
 
     def _make_ready(self, numbers: np.ndarray) -> None:
         self.need_writable()

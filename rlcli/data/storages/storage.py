@@ -172,8 +172,8 @@ class Storage(ABC):
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         """Rows from `number` on, from columns `[N, *F]` of all fields, N at most the capacity.
 
-        The first number may be any; then each write goes on where the one before it ended, or further up, where rows
-        were taken back. All of it is written or, if there is no room, nothing that was readable changes.
+        The first number may be any; then each write goes on where the one before it ended, or where rows were taken
+        back. All of it is written or, if there is no room, nothing that was readable changes.
 
         Raises
         ------
