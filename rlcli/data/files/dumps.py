@@ -63,7 +63,7 @@ def dump(
 def load(
     ring: Ring, folder: Path | str, *, cut: bool = True, take: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """Fill a ring with the newest dump that verifies; its `extra`, which `take` may refuse while nothing has changed."""
+    """Fill a ring with the newest dump that verifies; its `extra`, which `take` may refuse before anything changes."""
     while True:
         path, manifest = _newest(Path(folder))
         with FOLDERS.held(path) as there:  # a writer at work may have taken it away since then
@@ -116,9 +116,12 @@ def read_rows(ring: Ring, state: Mapping[str, Any], saved: Saved) -> Contents:
             if any(len(column) != stop - first for column in saved.values()):
                 raise Misfit(f"columns of {stop - first} rows were expected")
         return contents
-    if isinstance(saved, SavedRows) and saved.fields != stored:
+    storage, size = ring.storage, contents.space.size
+    fields, capacity, (begin, end) = (
+        (saved.fields, size, saved.span) if isinstance(saved, SavedRows) else (storage.fields, storage.capacity, saved)
+    )
+    if fields != stored or capacity != size:
         raise Misfit("the files and the state of a buffer do not belong together")
-    begin, end = saved.span if isinstance(saved, SavedRows) else saved
     if first < stop and not begin <= first < stop == end:
         raise Misfit(f"steps {begin} to {end} are stored, and the state is of {first} to {stop}")
     return contents
@@ -127,14 +130,16 @@ def read_rows(ring: Ring, state: Mapping[str, Any], saved: Saved) -> Contents:
 def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool = False) -> None:
     """Give a ring another one's state and rows; where rows cannot be written, it holds none."""
     contents = read_rows(ring, state, saved)
+    if isinstance(saved, tuple):
+        ring.take_over(contents, cut=cut, here=True)
+        return
     try:
         ring.take_over(contents, cut=cut)
         if isinstance(saved, SavedRows):
             saved.fill(ring.storage)
-        elif isinstance(saved, Mapping):
+        else:
             _write(ring, saved)
-        if not isinstance(saved, tuple):
-            ring.storage.commit(ring.content)
+        ring.storage.commit(ring.content)
     except BaseException:
         ring.clear(fields=True)
         raise
@@ -146,8 +151,7 @@ def resume(ring: Ring) -> bool:
     with loading_state(storage.where, ROWS):
         saved = storage.saved()
         if saved is not None:
-            with storage.taking_over():
-                take_rows(ring, *saved, cut=True)
+            take_rows(ring, *saved, cut=True)
     return saved is not None
 
 

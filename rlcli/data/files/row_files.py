@@ -250,9 +250,7 @@ class SavedRows:
     __hash__ = None  # type: ignore[assignment]
 
     def fill(self, storage: Storage) -> None:
-        """Write them where they belong; Misfit: the storage has other columns."""
-        if self.fields != dict(storage.fields):
-            raise Misfit("the files and the state of a buffer do not belong together")
+        """Write them where they belong, to a storage of the same columns."""
         for number, columns in self:
             storage.write(number, columns)
 

@@ -359,10 +359,13 @@ class Ring:
             contents.load_state_dict(state)
         return contents
 
-    def take_over(self, contents: Contents, *, cut: bool = False) -> None:
-        """Go on with what `read_state` made, in place of all that is stored; `cut`: begin new trajectories."""
-        self.clear(fields=True)
-        if contents.layout.fields:
-            self._declare(contents)
+    def take_over(self, contents: Contents, *, cut: bool = False, here: bool = False) -> None:
+        """Go on with what `read_state` made; `cut`: begin new trajectories; `here`: of rows that the storage holds."""
+        if here:
+            self.storage.lanes, self.contents = contents.space.lanes, contents
+        else:
+            self.clear(fields=True)
+            if contents.layout.fields:
+                self._declare(contents)
         if cut:
             self.index.cut()

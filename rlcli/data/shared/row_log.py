@@ -105,7 +105,7 @@ class LogReader(RowLog):
         self._pid = os.getpid()
 
     def read(self, first: int, fields: Mapping[Key, Field]) -> tuple[dict[Key, Tensor], torch.Size, bool]:
-        """Return the published write that begins with this row, until `done`: columns, not copies; batch dims; `cut`."""
+        """Return the published write that begins with this row, or FileNotFoundError: columns, batch dims, `cut`."""
         path = self._file(first)
         if path != self._path and path.exists():
             if self._path is not None and self._pid == os.getpid():

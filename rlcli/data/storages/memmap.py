@@ -177,8 +177,6 @@ class LazyMemmapStorage(Storage):
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         if self.fields:
-            if self._taken_over and self.fields == dict(fields) and self.capacity == capacity:
-                return
             raise ResourceError(
                 "the storage holds rows that this buffer does not know", where=self.where,
                 why=f"{self.total - self.first} rows of an earlier process",
@@ -233,26 +231,23 @@ class LazyMemmapStorage(Storage):
                 self._table.add(Segment.made(self.folder, number, 0, self._table.layout, self.disk, named=self.kept))
 
     def ready(self, rows: np.ndarray) -> None:
-        self._make_ready(self._stored(rows))
+        self._ready(rows)
 
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        numbers = self._stored(rows)
-        self._make_ready(numbers)
-        self._table.scatter(numbers, columns)
+        self._table.scatter(self._ready(rows), columns)
 
-    def _stored(self, rows: np.ndarray) -> np.ndarray:
+    def _ready(self, rows: np.ndarray) -> np.ndarray:
+        """Let these rows be written over; their numbers."""
         numbers = self._numbers(rows)
         if len(numbers) and numbers.min() < 0:
             why = f"row {rows[numbers.argmin()]}"
             raise ArgumentError("a row that was never written cannot be written over", why=why)
-        return numbers
-
-    def _make_ready(self, numbers: np.ndarray) -> None:
         self.need_writable()
         self._take_away()
         for number in np.unique(numbers[numbers < self.acknowledged] // self.segment_rows).tolist():
             if self._journal is not None and self._journal.names(number, self._table.segments[number].version):
                 self._rewrite(number)
+        return numbers
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
         """Return numbers of rows; -1 where nothing is."""
@@ -442,8 +437,6 @@ class LazyMemmapStorage(Storage):
     # ---- the end -----------------------------------------------------------------------------------------------
     def clear(self) -> None:
         """Give the disk back and forget the fields."""
-        if self._taken_over:
-            return
         if self._forked:
             self._journal = None  # of the process that goes on with these files
         self._forget()

@@ -11,11 +11,10 @@ the buffer's affair.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -98,7 +97,6 @@ class Storage(ABC):
     medium = "cpu"
     objects = False  # rows are objects of any kind, not columns
     _most = MOST_ROWS
-    _taken_over = False
     _bound: weakref.ref[Any] | None = None
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
@@ -313,15 +311,6 @@ class Storage(ABC):
             Rows are there, and no state of a ring with them.
         """
         return None
-
-    @contextlib.contextmanager
-    def taking_over(self) -> Iterator[None]:
-        """While a ring takes over what was `saved`: its `clear` and `declare` keep the rows."""
-        self._taken_over = True
-        try:
-            yield
-        finally:
-            self._taken_over = False
 
     # ---- rows in files of others -----------------------------------------------------------------------------------
     @property
