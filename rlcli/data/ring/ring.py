@@ -271,16 +271,10 @@ class Ring:
         given = columns_of(batch)
         sparse = self._few(given, batch.ndim)
         given = {key: c.full() if isinstance(c, Rows) else c for key, c in given.items()}
-        if not self.fields:
-            raise ArgumentError("nothing was stored yet, so there is no row to write over")
         if batch.batch_size != torch.Size((len(rows),)):
             raise ArgumentError("one row is written over each row", why=f"{list(batch.shape)} over {len(rows)} rows")
         check_fit(self.fields, given, batch.batch_size)
-        live = self.space.are_live(rows, self.cursor)
-        if not live.all():
-            raise ArgumentError(
-                "only rows that are stored can be written over", why=f"row {rows[~live][0]} of {len(self)} is not"
-            )
+        assert self.space.are_live(rows, self.cursor).all()  # `rows_at` has refused others
         if len(rows):
             with self._whole_write(0, rows):
                 overwrite(self.contents, rows, given, sparse)
