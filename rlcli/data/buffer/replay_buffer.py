@@ -24,7 +24,7 @@ from rlcli import arguments
 from rlcli.data.buffer.arguments import as_batch, made, ring_of, rows_at
 from rlcli.data.buffer.stream import Gate, Sampled, SampleStream
 from rlcli.data.buffer.transforms import Transforms
-from rlcli.data.ring.write import uninterrupted
+from rlcli.data.files.disk import uninterrupted
 from rlcli.data.samplers.sampler import Draw, RandomSampler, Sampler
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rlcli.data.fields import bytes_of, listed_fields
+from rlcli.data.files.disk import uninterrupted
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.next_obs.pairs import Pairs, indices_of
 from rlcli.data.ring.layout import RingLayout
@@ -229,22 +230,22 @@ class Contents:
 
         assert self.coded is not None
         before, self.coded = self.coded, coded  # the state that is kept speaks of the new codes already
-        try:
-            relay(self.storage, before, coded, self.first, len(self), index, self.encoded)
-        except BaseException:
-            self.coded = before
-            raise
+        with uninterrupted():
+            try:
+                relay(self.storage, before, coded, self.first, len(self), index, self.encoded)
+            except BaseException:
+                self.coded = before
+                raise
 
     # ---- a write that is taken back ----------------------------------------------------------------------------
     def before(self, rows: np.ndarray | None = None) -> Callable[[], None]:
         """Return what brings back all of this as it is now, with `rows` (int64 `[N]`) about to be written over."""
-        index, pairs, stacks, sparse = copy.deepcopy((self.index, self.pairs, self.stacks, self.sparse))
-        choices, unfollowed, coded = self.choices, self.unfollowed, self.coded
+        changing = ("index", "pairs", "stacks", "sparse", "choices", "unfollowed")
+        kept, coded = copy.deepcopy({name: getattr(self, name) for name in changing}), self.coded
         written_over = None if rows is None else self.storage.gather(rows)
 
         def bring_back() -> None:
-            self.stacks, self.unfollowed, self.sparse, self.choices = stacks, unfollowed, sparse, choices
-            self.index, self.pairs = index, pairs
+            vars(self).update(kept)
             self.index.find_pool()
             self.storage.take_back(self.index.cursor * self.space.lanes)
             if rows is not None and written_over is not None:
