@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -95,11 +97,48 @@ def _unroll(
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
     if x.is_meta:
         name = WITHOUT_NUMBERS.get(name, name)
-    options: dict[str, Any] = {"precision": precision} if name == "triton" else {}
-    if name == "scan":
-        options["traced"] = True
-    outputs = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute, **options)
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+    module, given = _module(name), (*states, *weights)
+    if name in ("reference", "scan", "pad"):
+        return module.unroll(x, states, source, weights, **({"traced": True} if name == "scan" else {}))
+    make = partial(module.Call, cell, **({"precision": precision} if name == "triton" else {}))
+    if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in (x, *given)):
+        return Unroll.apply(make, recompute, source, x, *given)
+    return make(x, source, states, weights).forward(keep=False)[0]
+
+
+class Unroll(torch.autograd.Function):
+    """Run all steps of a layer by a backend; a second differentiation gets the gradients of the loop."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, make: Callable[..., Any], recompute: bool, source: Tensor, x: Tensor, *given: Any
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        outputs, kept = make(x, source, given[:-4], Weights(*given[-4:])).forward(keep=not recompute)
+        ctx.make = make
+        ctx.save_for_backward(source, x, *given, *outputs, *kept)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        (source, x, *saved), n, needs = ctx.saved_tensors, len(of_outputs), ctx.needs_input_grad[3:]
+        states, weights, outputs, kept = (
+            saved[:n],
+            Weights(*saved[n : n + 4]),
+            saved[n + 4 : 2 * n + 4],
+            saved[2 * n + 4 :],
+        )
+        if torch.is_grad_enabled():
+            return None, None, None, *reference.gradients(x, states, source, weights, of_outputs, needs)
+        if _graph_stays():
+            kept = [y.clone() for y in kept]
+        return None, None, None, *ctx.make(x, source, states, weights).backward(outputs, kept, of_outputs, needs)
+
+
+def _graph_stays() -> bool:
+    """Return True if another backward pass may follow, so that saved tensors stay."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask is None or ask()
 
 
 # ---- which backend --------------------------------------------------------------------------------------------------
