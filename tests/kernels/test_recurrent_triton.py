@@ -69,10 +69,7 @@ class Call:
 
     def run(self, module, **options):
         backend = "reference" if module is reference else "triton"
-        found = getattr(recurrent, self.cell)(
-            self.x, *self.states, self.source, self.weights, backend=backend, **options
-        )
-        return list(found) if isinstance(found, tuple) else [found]
+        return list(recurrent.unroll(self.x, tuple(self.states), self.source, self.weights, backend=backend, **options))
 
     def everything(self, module, **options):
         """Outputs, then gradients."""

@@ -1,4 +1,4 @@
-"""One layer of a GRU or an LSTM over sequences in which trajectories begin anywhere, behind one function per cell.
+"""One layer of a GRU or an LSTM over sequences in which trajectories begin anywhere, behind one function.
 
 `source`, int64 ``[B, T]``: the row of `state` ``[S, H]`` that a step begins from, -1 where it goes on from the one
 before; a sequence's first step begins from a row. `recompute` keeps no gates for the backward pass, which makes them
@@ -33,7 +33,7 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError
 from rlcli.kernels.recurrent import reference
 
-__all__ = ["BACKENDS", "Weights", "backend_for", "gru", "lstm", "unread"]
+__all__ = ["BACKENDS", "Weights", "backend_for", "unread", "unroll"]
 
 BACKENDS = ("auto", "reference", "pad", "scan", "cpu", "triton")
 GATES = {"gru": 3, "lstm": 4}
@@ -52,47 +52,28 @@ class Weights(NamedTuple):
     bias_hh: Tensor | None  # [G*H]
 
 
-def gru(
-    x: Tensor, state: Tensor, source: Tensor, weights: Weights, *, backend: str = "auto", recompute: bool = False,
-    precision: str | None = None,
-) -> Tensor:  # fmt: skip
-    """Return the GRU's state after every step ``[B, T, H]``, in the weights' dtype, also under autocast."""
-    return _unroll("gru", x, (state,), source, weights, backend, recompute, precision)[0]
-
-
-def lstm(
+def unroll(
     x: Tensor,
-    state: Tensor,
-    cell: Tensor,
+    states: tuple[Tensor, ...],
     source: Tensor,
     weights: Weights,
     *,
     backend: str = "auto",
     recompute: bool = False,
     precision: str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the LSTM's state and cell after every step, ``[B, T, H]`` each; `cell` is ``[S, H]`` as `state` is."""
-    h, c = _unroll("lstm", x, (state, cell), source, weights, backend, recompute, precision)
-    return h, c
-
-
-def _unroll(
-    cell: str,
-    x: Tensor,
-    states: tuple[Tensor, ...],
-    source: Tensor,
-    weights: Weights,
-    backend: str,
-    recompute: bool,
-    precision: str | None,
 ) -> tuple[Tensor, ...]:
+    """Return a GRU's state, or an LSTM's state and cell, after every step ``[B, T, H]``; `states` are ``[S, H]``.
+
+    They are in the weights' dtype, also under autocast.
+    """
+    cell = "gru" if len(states) == 1 else "lstm"
     if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
         # errors of a state grow with the steps it is carried through, and compiled steps know no other dtype
         with torch.autocast(x.device.type, enabled=False):
             x, *states_ = (y.to(weights.hh.dtype) for y in (x, *states))
-            return _unroll(cell, x, tuple(states_), source, weights, backend, recompute, precision)
+            return unroll(x, tuple(states_), source, weights, backend=backend, recompute=recompute, precision=precision)
     _check(cell, x, states, source, weights)
-    name = backend_for(backend, cell, x, weights)
+    name = backend_for(backend, x, weights)
     if not x.shape[0] or not x.shape[1]:
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
     if x.is_meta:
@@ -142,10 +123,9 @@ def _graph_stays() -> bool:
 
 
 # ---- which backend --------------------------------------------------------------------------------------------------
-def backend_for(asked: str, cell: str, x: Tensor, weights: Weights) -> str:
+def backend_for(asked: str, x: Tensor, weights: Weights) -> str:
     """Return the backend that a call takes, never "auto", or raise ArgumentError with why and what will."""
     arguments.choice("backend", asked, BACKENDS)
-    arguments.choice("cell", cell, GATES)
     if asked == "auto":
         return next(name for name in _preferred(x) if _refusal(name, x, weights) is None)
     why = _refusal(asked, x, weights)
