@@ -137,7 +137,7 @@ class Batch:
         self, x: Tensor, states: Sequence[Tensor], source: Tensor, weights: Sequence[Tensor], **options: Any
     ) -> Results:
         found = recurrent.unroll(x, tuple(states), source, recurrent.Weights(*weights), **options)
-        return self._results(found if isinstance(found, tuple) else (found,), [x, *states, *weights])
+        return self._results(found, [x, *states, *weights])
 
     def _results(self, outputs: Sequence[Tensor], of: Sequence[Tensor]) -> Results:
         gradients = torch.autograd.grad(outputs[0], of, self.of_output.to(outputs[0].dtype))
