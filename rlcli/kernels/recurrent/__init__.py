@@ -103,12 +103,8 @@ class Unroll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         (source, x, *saved), n, needs = ctx.saved_tensors, len(of_outputs), ctx.needs_input_grad[3:]
-        states, weights, outputs, kept = (
-            saved[:n],
-            Weights(*saved[n : n + 4]),
-            saved[n + 4 : 2 * n + 4],
-            saved[2 * n + 4 :],
-        )
+        states, weights, rest = saved[:n], Weights(*saved[n : n + 4]), saved[n + 4 :]
+        outputs, kept = rest[:n], rest[n:]
         if torch.is_grad_enabled():
             return None, None, None, *reference.gradients(x, states, source, weights, of_outputs, needs)
         if _graph_stays():
