@@ -38,10 +38,10 @@ Logger = Callable[[Path, int | None], Figures]
 
 @dataclass(eq=False)
 class Guarded:
-    """Call a logger, where there is one, until it raises: then `warn`, and call it no more."""
+    """Call a logger until it raises: then `warn`, and call it no more."""
 
     warn: Callable[[str], object]
-    figures: Figures | None = None
+    figures: Figures | None
 
     def __call__(self, method: str, *arguments: object) -> None:
         try:

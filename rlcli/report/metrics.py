@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.config.installed import has
 from rlcli.errors import DamagedDataError, ResourceError
-from rlcli.report import events
 from rlcli.vec_envs.vec_env import SUCCESS
 
 if TYPE_CHECKING:
+    from rlcli.report.events import Guarded, Logger
     from rlcli.report.tally import Episode
 
 FRAMES = "frames"
@@ -39,14 +39,17 @@ class MetricsWriter:
         path: Path | str,
         *,
         resume_at: int | None = None,
-        logger: str | events.Logger = "none",
+        logger: str | Logger = "none",
         warn: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.path, self._resume_at, self._begun = Path(path), resume_at, False
         self._make = logger if callable(logger) else None
         if not callable(logger) and wants_tensorboard(logger):
-            self._make = events.EventsWriter
-        self._events = events.Guarded(warn)
+            from rlcli.report.events import EventsWriter
+
+            self._make = EventsWriter
+        self._warn = warn
+        self._events: Guarded | None = None
         with written(self.path):
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             self._inode = os.fstat(self._file.fileno()).st_ino
@@ -68,7 +71,9 @@ class MetricsWriter:
                         if reader.read(1) != b"\n":
                             self._file.write(b"\n")
                 if self._make is not None:
-                    self._events.figures = self._make(self.path.parent, self._resume_at)
+                    from rlcli.report.events import Guarded
+
+                    self._events = Guarded(self._warn, self._make(self.path.parent, self._resume_at))
         except BaseException:
             self._file.close()
             raise
@@ -85,27 +90,32 @@ class MetricsWriter:
             taken = self._file.write(data)
             if taken != len(data):
                 self._write_rest(data, taken or 0, start)
-        self._events.write(int(values.get(FRAMES) or 0), {k: x for k, x in values.items() if k != FRAMES})
+        if self._events is not None:
+            self._events.write(int(values.get(FRAMES) or 0), {k: x for k, x in values.items() if k != FRAMES})
 
     def settings(self, settings: Mapping[str, object]) -> None:
         """Write the run's settings, key by key, for TensorBoard's page that compares runs."""
         self.begin()
-        self._events("settings", settings)
+        if self._events is not None:
+            self._events("settings", settings)
 
     def evaluation(self, frames: int, played: Mapping[str, object]) -> None:
         """Write the closing evaluation, which belongs to no iteration, to the logger."""
-        self._events.write(frames, {"evaluation": {name.removeprefix("mean_"): x for name, x in played.items()}})
+        if self._events is not None:
+            self._events.write(frames, {"evaluation": {name.removeprefix("mean_"): x for name, x in played.items()}})
 
     def flush(self) -> None:
         """Flush the logger and sync the file (before a checkpoint refers to it)."""
         with written(self.path):
             os.fsync(self._file.fileno())
-        self._events("flush")
+        if self._events is not None:
+            self._events("flush")
 
     def close(self) -> None:
         self._file.close()
-        self._events("close")
-        self._events.figures = None
+        if self._events is not None:
+            self._events("close")
+            self._events = None
 
     def _write_rest(self, data: bytes, taken: int, start: int) -> None:
         """Write the rest of a line that the disk took in part, or leave the file as it was."""

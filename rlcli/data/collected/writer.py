@@ -17,10 +17,11 @@ from rlcli import arguments
 from rlcli.data.collected.batches import as_json, layout_of, tensors_of
 from rlcli.data.collected.folder import FORMAT, METADATA, VERSION, Leftovers, file_name, need_journal, need_next
 from rlcli.data.collected.reader import SegmentReader
-from rlcli.data.files.disk import Disk, uninterrupted
+from rlcli.data.files.disk import Disk
 from rlcli.data.files.journal import JOURNAL, Journal, Record, state_name, states
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ResourceError
+from rlcli.processes.process import uninterrupted
 from rlcli.specs.field import Field
 from rlcli.typed import Misfit
 

@@ -6,13 +6,11 @@ the bytes mean.
 
 from __future__ import annotations
 
-import _signal  # of CPython: what `signal` wraps, without an enum made at each call
 import contextlib
 import errno
 import hashlib
 import os
 import shutil
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -229,23 +227,6 @@ class Disk:
         while view:
             self.at("write", path)
             view = view[os.write(fd, view[: self.piece]) :]
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C: what is written in here, in memory and on the disk, is of the same writes."""
-    handler = _signal.getsignal(_signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    signals: list[tuple[Any, ...]] = []
-    _signal.signal(_signal.SIGINT, lambda *args: signals.append(args))
-    try:
-        yield
-    finally:
-        _signal.signal(_signal.SIGINT, handler)
-        for args in signals:
-            handler(*args)
 
 
 def stamp_of(path: Path) -> Stamp:

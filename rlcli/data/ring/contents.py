@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from rlcli.data.fields import bytes_of, listed_fields
-from rlcli.data.files.disk import uninterrupted
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.next_obs.pairs import Pairs, indices_of
 from rlcli.data.ring.layout import RingLayout
@@ -29,6 +28,7 @@ from rlcli.data.storages.storage import PlainColumns, Storage
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.codes import ONE_HOT
 from rlcli.keys import Key, as_tuple, show, under_next, unravel
+from rlcli.processes.process import uninterrupted
 from rlcli.specs.field import Field
 from rlcli.typed import Misfit
 

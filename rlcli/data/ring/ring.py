@@ -24,7 +24,6 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.fields import check_fit, columns_of, nested
-from rlcli.data.files.disk import uninterrupted
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.next_obs.pairs import count_unfollowed, observation_keys
 from rlcli.data.next_obs.rows import Rows, is_sparse
@@ -36,6 +35,7 @@ from rlcli.data.ring.write import overwrite, remark, write
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show, unravel
+from rlcli.processes.process import uninterrupted
 from rlcli.specs.field import Field
 
 if TYPE_CHECKING:

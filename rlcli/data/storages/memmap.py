@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.fields import width_of
-from rlcli.data.files.disk import SCRATCH, Disk, uninterrupted
+from rlcli.data.files.disk import SCRATCH, Disk
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.data.files.state import decode_state
 from rlcli.data.storages.row_journal import (
@@ -54,6 +54,7 @@ from rlcli.data.storages.segment import (
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.processes.process import uninterrupted
 from rlcli.specs.field import Field
 
 

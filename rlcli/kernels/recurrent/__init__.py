@@ -81,7 +81,7 @@ def unroll(
     module, given = _module(name), (*states, *weights)
     if name in ("reference", "scan", "pad"):
         return module.unroll(x, states, source, weights, **({"traced": True} if name == "scan" else {}))
-    make = partial(module.Call, cell, **({"precision": precision} if name == "triton" else {}))
+    make = partial(module.TritonCall, cell, precision=precision) if name == "triton" else partial(module.CpuCall, cell)
     if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in (x, *given)):
         return Unroll.apply(make, recompute, source, x, *given)
     return make(x, source, states, weights).forward(keep=False)[0]

@@ -34,7 +34,7 @@ PER_THREAD = 1 << 23  # multiplications below which waking another core costs mo
 TOGETHER = 1024  # rows of steps whose gates are made anew together
 
 
-class Call:
+class CpuCall:
     """One layer over one batch."""
 
     def __init__(self, cell: str, x: Tensor, source: Tensor, states: Sequence[Tensor], weights: Weights) -> None:
@@ -140,7 +140,7 @@ class Call:
 class Gradients:
     """Sum gradients of inputs and weights over blocks of steps; None where nobody asks."""
 
-    def __init__(self, call: Call, needs: Sequence[bool]) -> None:
+    def __init__(self, call: CpuCall, needs: Sequence[bool]) -> None:
         self.call = call
         self.needs = dict(zip(("ih", "hh", "bias_ih", "bias_hh"), needs[-4:], strict=True))
         self.x = torch.empty_like(call.x, memory_format=torch.contiguous_format) if needs[0] else None

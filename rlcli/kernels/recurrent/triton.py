@@ -113,7 +113,7 @@ def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool)
 
 
 # ---- one layer -------------------------------------------------------------------------------------------------------
-class Call:
+class TritonCall:
     """One layer over one batch; `precision`: "ieee", "tf32" or "bf16", None: what torch's layers take on a GPU."""
 
     def __init__(
