@@ -20,7 +20,7 @@ from test_layers import PACKAGE, layer_of, modules, nodes, part_of
 ROOMS = {
     "__main__": (7, 1), "algorithms": (569, 8), "api": (308, 1), "arguments": (73, 1), "bench": (2189, 12),
     "build": (2632, 16), "cli": (2464, 19), "collectors": (8728, 38), "compat": (82, 1), "config": (4419, 20),
-    "data": (14492, 68), "envs": (2584, 11), "errors": (168, 1), "exports": (57, 1), "imports": (103, 1),
+    "data": (14494, 68), "envs": (2584, 11), "errors": (168, 1), "exports": (57, 1), "imports": (103, 1),
     "inspection": (747, 4), "jobs": (1283, 7), "kernels": (4920, 30), "keys": (93, 1), "learning": (2565, 13),
     "modules": (4472, 21), "objectives": (4387, 20), "planning": (1417, 6), "processes": (2367, 15),
     "recognise": (64, 1), "report": (2964, 15), "rlcli": (37, 1), "runs": (1586, 8), "specs": (921, 6),

@@ -213,9 +213,11 @@ class TrajectoryIndex(IndexArrays):
         Raises
         ------
         ArgumentError
-            No trajectory is long enough.
+            Nothing is stored, or no trajectory is long enough.
         """
         left, right = check_request(slice_len, count, span, weighting)
+        if not self.cursor:
+            raise ArgumentError("nothing was stored yet, so no slice can be drawn")
         least, by_rows = slice_len if strict else 1, weighting == "transition"
         rows, sizes = np.empty(count * slice_len, np.int64), np.empty(count, np.int64)
         fails = np.zeros(2, np.int64)
