@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.errors import ArgumentError
+from rlcli.keys import MASK
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.loss import Loss
@@ -47,8 +48,8 @@ class Autograd:
 
 
 def total_of(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what is minimised of columns `[N, ...]`, and all terms."""
-    terms = loss.terms(columns)
+    """Return what is minimised of columns `[N, ...]`, or of sequences `[B, T, ...]` with a mask, and all terms."""
+    terms = loss.terms(columns, 1 if (mask := columns.get(MASK)) is None else mask.ndim)
     total = sum(terms[name] for name in loss.loss_keys)
     assert isinstance(total, Tensor)
     if total.numel() != 1:
