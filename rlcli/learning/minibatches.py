@@ -60,7 +60,9 @@ class Minibatches:
         self._fit(whole, len(rows))
         for key, buffer in self._shuffled.items():
             torch.index_select(whole[key], 0, rows, out=buffer)
-        parts = {k: x.view(-1, *shape, *x.shape[1:]) for k, x in (self._shuffled | {MASK: there >= 0}).items()}
+        parts = {
+            k: x.view(-1, *shape, *x.shape[1:]) for k, x in (self._shuffled | {MASK: (there >= 0)[:, None]}).items()
+        }
         return iter([{k: x[n] for k, x in parts.items()} for n in range(len(ends))])
 
     def _fit(self, columns: Mapping[Key, Tensor], rows: int) -> bool:
