@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.errors import ArgumentError
+from rlcli.keys import MASK
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.loss import Loss
@@ -47,8 +48,9 @@ class Autograd:
 
 
 def total_of(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what is minimised of columns `[N, ...]`, and all terms."""
-    terms = loss.terms(columns)
+    """Return what is minimised of columns `[N, ...]`, or `[B, T, ...]` with a mask `[B, T, 1]`, and all terms."""
+    mask = columns.get(MASK)
+    terms = loss.terms(columns, 2 if mask is not None and mask.ndim == 3 else 1)
     total = sum(terms[name] for name in loss.loss_keys)
     assert isinstance(total, Tensor)
     if total.numel() != 1:

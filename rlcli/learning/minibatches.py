@@ -12,7 +12,8 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.data.next_obs import Rows
 from rlcli.errors import MissingKeyError
-from rlcli.keys import IS_INIT, Key, show
+from rlcli.graphs import host
+from rlcli.keys import IS_INIT, MASK, Key, show
 from rlcli.objectives.reduction import begun, mask_of
 
 Minibatch = dict[Key, Tensor]
@@ -30,10 +31,12 @@ class Minibatches:
 
     def epoch(self, columns: Mapping[Key, Tensor]) -> Iterator[Minibatch]:
         """Return minibatches of one epoch, in buffers that the next epoch overwrites."""
+        if self.order is shuffled_sequences and not host.may_ask(columns[IS_INIT]):
+            return self._folded_epoch(columns)
         order, ends = self.order(columns, self.batch_size, self.generator)
         order = order.to(next(iter(columns.values())).device)
         few = {key: x for key, x in columns.items() if isinstance(x, Rows) and x.sparse}  # most rows hold nothing
-        renewed = self._fit({key: x for key, x in columns.items() if key not in few}) or bool(few)
+        renewed = self._fit({key: x for key, x in columns.items() if key not in few}, len(order)) or bool(few)
         for key, buffer in self._shuffled.items():
             x = columns[key]
             torch.index_select(x, 0, order, out=buffer)
@@ -44,13 +47,33 @@ class Minibatches:
             self._views = [{k: x[start:end] for k, x in shuffled.items()} for start, end in parts]
         return iter(self._views)
 
-    def _fit(self, columns: Mapping[Key, Tensor]) -> bool:
-        """Allocate buffers for columns of these shapes; return False if those there fit."""
-        kinds = {k: (x.shape, x.dtype, x.device) for k, x in columns.items()}
-        if kinds == {k: (x.shape, x.dtype, x.device) for k, x in self._shuffled.items()}:
+    def _folded_epoch(self, columns: Mapping[Key, Tensor]) -> Iterator[Minibatch]:
+        """Return minibatches of the same sequences as `[B, T, ...]`, of one shape, with a mask."""
+        if self._begins is None or self._begins[0] is not columns[IS_INIT]:  # the device is waited for once a batch
+            self._begins = columns[IS_INIT], columns[IS_INIT].reshape(-1).cpu()
+        is_init, begins = self._begins
+        order, ends = shuffled_sequences({IS_INIT: begins}, self.batch_size, self.generator)
+        places, shape = folded(order, ends, begins)
+        there = places.to(is_init.device)
+        rows = there.clamp(min=0)
+        whole = {k: x.full() if isinstance(x, Rows) and x.sparse else x for k, x in columns.items()}
+        self._fit(whole, len(rows))
+        for key, buffer in self._shuffled.items():
+            torch.index_select(whole[key], 0, rows, out=buffer)
+        parts = {
+            k: x.view(-1, *shape, *x.shape[1:]) for k, x in (self._shuffled | {MASK: (there >= 0)[:, None]}).items()
+        }
+        return iter([{k: x[n] for k, x in parts.items()} for n in range(len(ends))])
+
+    def _fit(self, columns: Mapping[Key, Tensor], rows: int) -> bool:
+        """Allocate buffers for so many rows of such columns; return False if those there fit."""
+        kinds = {k: ((rows, *x.shape[1:]), x.dtype, x.device) for k, x in columns.items()}
+        if kinds == {k: (tuple(x.shape), x.dtype, x.device) for k, x in self._shuffled.items()}:
             return False
-        self._shuffled = {k: torch.empty_like(x, memory_format=torch.contiguous_format) for k, x in columns.items()}
+        self._shuffled = {k: x.new_empty((rows, *x.shape[1:])) for k, x in columns.items()}
         return True
+
+    _begins: tuple[Tensor, Tensor] | None = None  # the column `is_init` of a batch, and the same in host memory
 
     _ends: list[int] | None = None
 
@@ -78,6 +101,34 @@ def shuffled_sequences(columns: Mapping[Key, Tensor], batch_size: int, generator
     minibatch = (ends - lengths) // batch_size
     last = torch.cat([minibatch[1:] != minibatch[:-1], minibatch.new_ones(1, dtype=torch.bool)])
     return rows, ends[last].tolist()
+
+
+def folded(order: Tensor, ends: list[int], begins: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Lay the sequences of each minibatch into as many rows `[B, T]`; return which row of the batch lies where, int64
+    `[minibatches * B * T]`, -1: none, and `B, T`, both powers of two so that batches differ in few shapes."""
+    starts = begins[order].nonzero().squeeze(1)
+    lengths = torch.diff(starts, append=starts.new_tensor([len(order)]))
+    steps = _power(int(lengths.max()))
+    minibatch, row, room, places = -1, 0, 0, []
+    new = {0, *ends}
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        if start in new:
+            minibatch, row, room = minibatch + 1, 0, steps
+        elif length > room:
+            row, room = row + 1, steps
+        places.append((minibatch, row, steps - room))
+        room -= length
+    number, row_of, column = torch.tensor(places).unbind(1)
+    rows = _power(int(row_of.max()) + 1)
+    place = (number * rows + row_of) * steps + column
+    laid = torch.full((len(ends) * rows * steps,), -1)
+    laid[torch.repeat_interleave(place - starts, lengths) + torch.arange(len(order))] = order
+    return laid, (rows, steps)
+
+
+def _power(n: int) -> int:
+    """Return the next power of two."""
+    return 1 << (n - 1).bit_length()
 
 
 def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Sequence[Key]) -> Minibatch:

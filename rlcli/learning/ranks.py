@@ -120,7 +120,8 @@ class Ranks:
         own = list(minibatches)
         sums = torch.zeros(most, 3, dtype=torch.float64)
         for row, columns in zip(sums, own, strict=False):
-            x = columns[advantage].double()
+            x, mask = columns[advantage].double(), mask_of(columns)
+            x = x if mask is None else x[mask.reshape(x.shape)]
             row.copy_(torch.stack([x.new_tensor(x.numel()), x.sum(), x.square().sum()]))
         self.add("epoch", sums)
         own += [{}] * (int((sums[:, 0] > 0).sum()) - len(own))

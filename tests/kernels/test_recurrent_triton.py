@@ -307,12 +307,12 @@ def compiled(kernels, kernel, float_, precision, H, is_lstm, *, B, **constants):
     x = torch.empty(B, 1, 1, dtype=getattr(torch, float_), device="meta")
     sizes = kernels._blocks(x, 4 if is_lstm else 3, H, precision, backward=kernel == "_backward")
     warps = sizes.pop("num_warps")
-    constants |= {"LSTM": is_lstm, **sizes}
+    constants |= {"LSTM": is_lstm, "IH": True, "HH": True, **sizes}
     types = {name: "constexpr" for name in constants}
     kind = "bf16" if precision == "bf16" else {"float32": "fp32", "float64": "fp64"}[float_]
     fn = getattr(kernels, kernel)
     for name in fn.arg_names:
-        whole = "i32" if name in INTEGERS else "*i64" if name in ("source", "slot") else None
+        whole = "i32" if name in INTEGERS else "*i64" if name == "source" else None
         factor = name in ("gates", "weight")
         types.setdefault(name, whole or "*" + (kind if factor else {"float32": "fp32", "float64": "fp64"}[float_]))
     types = {name: types[name] for name in fn.arg_names}
@@ -348,5 +348,6 @@ def test_the_compiler_takes_it_for_a_gpu(for_a_gpu, is_lstm, float_, precision, 
         assert sizes["ROWS"] != sizes["DEPTH"] and side in before and side not in loop
     else:  # threads wait for what others stored; the interpreter has one thread, so no result shows it
         assert barriers(found) == 1 + keep
-    found, sizes = compiled(for_a_gpu, "_backward", float_, precision, H, is_lstm, B=B, AGAIN=not keep, STARTS=keep)
+    found, sizes = compiled(for_a_gpu, "_backward", float_, precision, H, is_lstm, B=B, AGAIN=not keep, STARTS=keep,
+                            OF_H=True, OF_C=keep)  # fmt: skip
     assert barriers(found) == (1 if sizes["RESIDENT"] else 4)

@@ -31,6 +31,7 @@ from torch.autograd import forward_ad
 
 from rlcli import arguments
 from rlcli.errors import ArgumentError
+from rlcli.graphs import host
 from rlcli.kernels.recurrent import reference
 
 __all__ = ["BACKENDS", "Weights", "backend_for", "unread", "unroll"]
@@ -203,7 +204,7 @@ def _check(cell: str, x: Tensor, states: tuple[Tensor, ...], source: Tensor, wei
             raise ArgumentError(f"{name} is on {tensor.device}, but x is on {x.device}")
     if not rows:
         raise ArgumentError("state has no rows", why="every sequence begins from one")
-    if x.device.type == "cpu" and source.numel() and not unread(source):
+    if host.may_ask(x) and source.numel() and not unread(source):
         _check_source(source, rows)  # elsewhere the host would have to wait for the numbers
 
 

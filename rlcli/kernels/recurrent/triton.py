@@ -5,15 +5,19 @@ forward    gates = x W_ih'                    one product over all steps, column
            one launch                         a program owns some sequences and walks through their steps; it adds the
                                               recurrent product and the biases, and leaves the gates where they were
 backward   one launch                         time backwards: gates become the gradients before their nonlinearities
-           W, x, biases                       one product or sum each, over all steps
+           weights and biases                 one product of all gates with state before, input and 1 of every step,
+                                              laid side by side by one launch and taken apart by another
+           x; states                          one product; one launch, which sums what began from each row in order
 ```
+The host asks for no number, so that both passes can be part of a graph; they are 2 and 6 launches, where weights may be
+read as they lie (units a multiple of 16).
 Programs never wait for each other. Recurrent weights that fit a multiprocessor's shared memory are loaded once
 (RESIDENT); others come from the L2 cache block by block in every step, as does the state of the step before, from where
 it was stored.
 
 | columns of gates | 0 | 1 | 2 | 3 | inputs' part | recurrent part |
 |---|---|---|---|---|---|---|
-| GRU | n | r | z | n's recurrent part | 0 to 2 | 1 to 3 |
+| GRU | r | z | n | n's recurrent part | 0 to 2 | 0, 1, 3 |
 | LSTM | i | f | g | o | all | all |
 
 Sums, states and nonlinearities are in the dtype of `x`; the factors of products in that of `precision`, in which gates
@@ -126,13 +130,7 @@ class TritonCall:
         self.x, self.source, self.weights = x, source.contiguous(), weights
         self.states, self.is_lstm = [each.contiguous() for each in states], cell == "lstm"
         self.precision, self.size, self.gates = precision or _default_precision(x), weights.hh.shape[1], GATES[cell]
-        # the columns of gates with a recurrent part, in the order of the recurrent weights' rows
-        self.recurrent = slice(0 if self.is_lstm else self.size, 4 * self.size)
         self.kind = torch.bfloat16 if self.precision == "bf16" else x.dtype
-
-    def turned(self, rows: Tensor, back: bool = False) -> Tensor:
-        """Reorder rows of the input weights to columns of gates, or `back`."""
-        return rows if self.is_lstm else rows.roll(-self.size if back else self.size, 0)
 
     def forward(self, keep: bool) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Return the outputs and, if kept, the gates ``[B*T, 4*H]``."""
@@ -140,102 +138,127 @@ class TritonCall:
         outputs = tuple(self.x.new_empty(*source.shape, self.size) for _ in states)
         blocks = _blocks(self.x, self.gates, self.size, self.precision, backward=False)
         packed = self._packed()
-        with torch.cuda.device_of(self.x):
-            _forward[(triton.cdiv(len(source), blocks["ROWS"]),)](
-                gates, packed, self._bias(), source, states[0], states[-1], outputs[0], outputs[-1],
-                *source.shape, self.size, packed.stride(0), gates.stride(0), LSTM=self.is_lstm, KEEP=keep, **blocks,
-            )  # fmt: skip
+        _launch(
+            _forward, (triton.cdiv(len(source), blocks["ROWS"]),), gates, packed, *self._biases(), source,
+            states[0], states[-1], outputs[0], outputs[-1], *source.shape, self.size, packed.stride(0), gates.stride(0),
+            LSTM=self.is_lstm, KEEP=keep, **self._with(), **blocks,
+        )  # fmt: skip
         return outputs, [gates] if keep else []
 
     def backward(
         self, outputs: Sequence[Tensor], kept: list[Tensor], of_outputs: Sequence[Tensor | None], needs: Sequence[bool]
     ) -> list[Tensor | None]:
         """Return gradients of x, the states and the weights; `kept` gates are written over."""
-        x, ih = self.x, self.weights.ih
-        gates = kept[0] if kept else self._made_anew(outputs[0])
-        starts, rows = self._step_back(outputs, gates, of_outputs, not kept, any(needs[1:-4]))
-        into, onto = gates[:, : self.gates * self.size], gates[:, self.recurrent]
+        x, wide = self.x, self.gates * self.size
         gradients: list[Tensor | None] = [None] * len(needs)
-        with _products_in(self.precision):
-            if needs[-3]:
-                gradients[-3] = (onto.t() @ self._before(outputs[0])).to(x.dtype)
-            if needs[-4]:
-                flat = x.flatten(0, 1).to(gates.dtype)
-                gradients[-4] = self.turned((into.t() @ flat).to(x.dtype), back=True)
-                del flat
-            if needs[0]:
-                gradients[0] = (into @ self.turned(ih).to(gates.dtype)).to(x.dtype).view(x.shape)
-        if needs[-2]:
-            gradients[-2] = self.turned(into.sum(0, dtype=x.dtype), back=True)
-        if needs[-1]:
-            gradients[-1] = onto.sum(0, dtype=x.dtype)
-        for n, (state, start) in enumerate(zip(self.states, starts, strict=True), 1):
-            if needs[n]:  # accumulated by sorting on a GPU, so in one order
-                gradients[n] = torch.zeros_like(state).index_put_((rows,), start, accumulate=True)
+        gates = kept[0] if kept else self._made_anew(outputs[0])
+        starts = self._step_back(outputs, gates, of_outputs, not kept, any(needs[1:-4]))
+        if any(needs[-4:]):
+            with _products_in(self.precision):
+                product = gates.t() @ self._read(outputs[0])
+            of_weights = self._parted(product)
+            gradients[-4:] = [y if needed else None for y, needed in zip(of_weights, needs[-4:], strict=True)]
+            del product
+        if needs[0]:
+            with _products_in(self.precision):
+                flat = gates[:, :wide] @ self.weights.ih.to(gates.dtype)
+            gradients[0] = flat.to(x.dtype).view(x.shape)
+        if starts:
+            of_states = self._summed(starts)
+            gradients[1:-4] = [y if needed else None for y, needed in zip(of_states, needs[1:-4], strict=True)]
         return gradients
 
     def _step_back(
         self, outputs: Sequence[Tensor], gates: Tensor, of_outputs: Sequence[Tensor | None], again: bool, wanted: bool
-    ) -> tuple[list[Tensor], Tensor]:
-        """Turn gates into their gradients; return those of beginning states, and the rows they came from."""
+    ) -> list[Tensor]:
+        """Turn gates into their gradients; return those of the states that steps began from ``[B*T, H]``, if wanted."""
         x, source, states = self.x, self.source, self.states
-        begins = source >= 0
-        rows = source[begins] if wanted else source.new_empty(0)  # the host waits for their number
-        slot = begins.flatten().cumsum(0).sub_(1) if wanted else source
-        starts = [x.new_empty(len(rows), self.size) for _ in states]
-        nothing = x.new_zeros(()).expand(outputs[0].shape)
-        of = [nothing if each is None else each for each in of_outputs]
+        starts = [x.new_empty(source.numel() if wanted else 0, self.size) for _ in states]
+        of = [outputs[0] if each is None else each for each in of_outputs]
         blocks = _blocks(x, self.gates, self.size, self.precision, backward=True)
-        carries = [x.new_zeros(0 if blocks["RESIDENT"] else len(source), self.size) for _ in states]
+        carries = [x.new_empty(0 if blocks["RESIDENT"] else len(source), self.size) for _ in states]
         packed = self._packed()
-        with torch.cuda.device_of(x):
-            _backward[(triton.cdiv(len(source), blocks["ROWS"]),)](
-                gates, packed, self._bias(), source, slot, states[-1], outputs[-1], of[0], of[-1],
-                carries[0], carries[-1], starts[0], starts[-1], *of[0].stride(), *of[-1].stride(),
-                *source.shape, self.size, packed.stride(0), LSTM=self.is_lstm, AGAIN=again, STARTS=wanted, **blocks,
-            )  # fmt: skip
-        return starts, rows
+        _launch(
+            _backward, (triton.cdiv(len(source), blocks["ROWS"]),), gates, packed, *self._biases(), source,
+            states[-1], outputs[-1], of[0], of[-1], carries[0], carries[-1], starts[0], starts[-1],
+            *of[0].stride(), *of[-1].stride(), *source.shape, self.size, packed.stride(0), LSTM=self.is_lstm,
+            AGAIN=again, STARTS=wanted, OF_H=of_outputs[0] is not None, OF_C=of_outputs[-1] is not None,
+            **self._with(), **blocks,
+        )  # fmt: skip
+        return starts if wanted else []
 
     def _inputs(self, columns: int) -> Tensor:
         """Return the inputs' part of all gates ``[B*T, columns*H]``, without biases; other columns are not written."""
         flat, ih = self.x.flatten(0, 1).to(self.kind), self.weights.ih
         gates = flat.new_empty(len(flat), columns * self.size)
         with _products_in(self.precision):
-            torch.mm(flat, self.turned(ih).to(flat.dtype).t(), out=gates[:, : len(ih)])
+            torch.mm(flat, ih.to(flat.dtype).t(), out=gates[:, : len(ih)])
         return gates
 
     def _made_anew(self, h: Tensor) -> Tensor:
         """Return all gates ``[B*T, 4*H]``, given the states after steps; a GRU's last columns have no inputs' part."""
-        before, gates = self._before(h), self._inputs(4)
+        before, gates = self._read(h)[:, : self.size], self._inputs(4)
         both = (4 if self.is_lstm else 2) * self.size
         hh = self.weights.hh.to(gates.dtype)
         with _products_in(self.precision):
-            gates[:, self.recurrent.start : self.recurrent.start + both].addmm_(before, hh[:both].t())
+            gates[:, :both].addmm_(before, hh[:both].t())
             if not self.is_lstm:
                 torch.mm(before, hh[both:].t(), out=gates[:, 3 * self.size :])
         return gates
 
-    def _before(self, h: Tensor) -> Tensor:
-        """Return the state that every step went on or began from ``[B*T, H]``, of those after every step."""
-        before = torch.empty(self.source.numel(), self.size, dtype=self.kind, device=h.device)
+    def _read(self, h: Tensor) -> Tensor:
+        """Return what every step read, given the states after steps: ``[B*T, H + I + 1]``, zeros up to a line's end."""
+        x = self.x.flatten(0, 1).contiguous()
+        wide = triton.cdiv(self.size + x.shape[1] + 1, 16) * 16
+        read = x.new_empty(len(x), wide, dtype=self.kind)
+        columns = min(128, triton.next_power_of_2(wide))
+        _launch(
+            _read_by_steps, (triton.cdiv(len(x), 16), triton.cdiv(wide, columns)), read, self.source, self.states[0], h,
+            x, len(x), self.size, x.shape[1], wide, ROWS=16, COLUMNS=columns,
+        )  # fmt: skip
+        return read
+
+    def _parted(self, product: Tensor) -> list[Tensor]:
+        """Return the gradients of weights and biases, of the product of gates and what steps read."""
+        rows, inputs, wide = self.gates * self.size, self.x.shape[2], product.shape[1]
+        shapes = ((rows, inputs), (rows, self.size), (rows,), (rows,))
+        parts = [self.x.new_empty(shape) for shape in shapes]
+        columns = min(128, triton.next_power_of_2(wide))
+        _launch(
+            _part, (triton.cdiv(rows, 16), triton.cdiv(wide, columns)), *parts, product, rows, self.size, inputs, wide,
+            LSTM=self.is_lstm, ROWS=16, COLUMNS=columns,
+        )  # fmt: skip
+        return parts
+
+    def _summed(self, starts: list[Tensor]) -> list[Tensor]:
+        """Return the gradients of states ``[S, H]``, of the states that steps began from."""
+        sums = [torch.empty_like(s) for s in self.states]
         columns = min(128, triton.next_power_of_2(self.size))
-        with torch.cuda.device_of(h):
-            _states_before[(triton.cdiv(len(before), 16), triton.cdiv(self.size, columns))](
-                self.source, self.states[0], h, before, len(before), self.size, ROWS=16, COLUMNS=columns
-            )
-        return before
+        _launch(
+            _sum_starts, (len(sums[0]), triton.cdiv(self.size, columns)), sums[0], sums[-1], self.source, starts[0],
+            starts[-1], self.source.numel(), self.size, LSTM=self.is_lstm, ROWS=64, COLUMNS=columns,
+        )  # fmt: skip
+        return sums
 
     def _packed(self) -> Tensor:
         """Return recurrent weights in the factors' dtype, each row zero-padded to a multiple of 16 numbers."""
-        return torch.nn.functional.pad(self.weights.hh.to(self.kind), (0, -self.size % 16)).contiguous()
+        hh = self.weights.hh.to(self.kind)
+        if self.size % 16 == 0 and hh.is_contiguous() and hh.data_ptr() % 16 == 0:
+            return hh
+        return torch.nn.functional.pad(hh, (0, -self.size % 16)).contiguous()
 
-    def _bias(self) -> Tensor:
-        """Return one bias for every column of gates ``[4*H]``."""
-        size = self.size
-        ih, hh = (self.x.new_zeros(self.gates * size) if b is None else b for b in self.weights[2:])
-        if self.is_lstm:
-            return ih + hh
-        return torch.cat([ih[2 * size :], ih[: 2 * size] + hh[: 2 * size], hh[2 * size :]])
+    def _biases(self) -> list[Tensor]:
+        return [self.weights.hh if b is None else b.contiguous() for b in self.weights[2:]]
+
+    def _with(self) -> dict[str, bool]:
+        """Say which biases there are."""
+        return {"IH": self.weights.bias_ih is not None, "HH": self.weights.bias_hh is not None}
+
+
+def _launch(kernel: Any, programs: tuple[int, ...], *given: Any, **constants: Any) -> None:
+    """Give one kernel to the device: all that these passes do there beside torch's own operations."""
+    with torch.cuda.device_of(given[0]):
+        kernel[programs](*given, **constants)
 
 
 # ---- kernels --------------------------------------------------------------------------------------------------------
@@ -277,29 +300,42 @@ def _product(left, right, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _gates(gates, bias, at, j, mask, size, pitch, FLOAT: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr):
-    """Load the four columns of gates at `j`; without LAST the last are zeros."""
+def _biased(x, ih, hh, j, size, IN: tl.constexpr, OUT: tl.constexpr, IH: tl.constexpr, HH: tl.constexpr):
+    """Add the biases of the gates IN and OUT of inputs and states, -1: none."""
+    valid = j < size
+    if IH and IN >= 0:
+        x += tl.load(ih + IN * size + j, valid, other=0.0)[None, :]
+    if HH and OUT >= 0:
+        x += tl.load(hh + OUT * size + j, valid, other=0.0)[None, :]
+    return x
+
+
+@triton.jit
+def _gates(
+    gates, ih, hh, at, j, mask, size, pitch,
+    FLOAT: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, LSTM: tl.constexpr, IH: tl.constexpr, HH: tl.constexpr,
+):  # fmt: skip
+    """Load the gates at `j`: i, f, g, o or n, r, z and n's recurrent part; without LAST the last are zeros."""
     address = gates + (at * pitch)[:, None] + j[None, :]
-    a = tl.load(address, mask, other=0.0).to(FLOAT)
-    b = tl.load(address + size, mask, other=0.0).to(FLOAT)
-    c = tl.load(address + 2 * size, mask, other=0.0).to(FLOAT)
+    a = tl.load(address + (0 if LSTM else 2) * size, mask, other=0.0).to(FLOAT)
+    b = tl.load(address + (1 if LSTM else 0) * size, mask, other=0.0).to(FLOAT)
+    c = tl.load(address + (2 if LSTM else 1) * size, mask, other=0.0).to(FLOAT)
     d = tl.load(address + 3 * size, mask, other=0.0).to(FLOAT) if LAST else tl.full(mask.shape, 0.0, FLOAT)
     if BIAS:
-        valid = j < size
-        a += tl.load(bias + j, valid, other=0.0)[None, :]
-        b += tl.load(bias + size + j, valid, other=0.0)[None, :]
-        c += tl.load(bias + 2 * size + j, valid, other=0.0)[None, :]
-        d += tl.load(bias + 3 * size + j, valid, other=0.0)[None, :]
+        a = _biased(a, ih, hh, j, size, 0 if LSTM else 2, 0 if LSTM else -1, IH, HH)
+        b = _biased(b, ih, hh, j, size, 1 if LSTM else 0, 1 if LSTM else 0, IH, HH)
+        c = _biased(c, ih, hh, j, size, 2 if LSTM else 1, 2 if LSTM else 1, IH, HH)
+        d = _biased(d, ih, hh, j, size, 3 if LSTM else -1, 3 if LSTM else 2, IH, HH)
     return a, b, c, d
 
 
 @triton.jit
-def _store_gates(gates, at, j, mask, size, pitch, a, b, c, d):
+def _store_gates(gates, at, j, mask, size, pitch, a, b, c, d, LSTM: tl.constexpr):
     address = gates + (at * pitch)[:, None] + j[None, :]
     tl.debug_barrier()  # threads may load what others write over
-    tl.store(address, a, mask)
-    tl.store(address + size, b, mask)
-    tl.store(address + 2 * size, c, mask)
+    tl.store(address + (0 if LSTM else 2) * size, a, mask)
+    tl.store(address + (1 if LSTM else 0) * size, b, mask)
+    tl.store(address + (2 if LSTM else 1) * size, c, mask)
     tl.store(address + 3 * size, d, mask)
 
 
@@ -317,15 +353,16 @@ def _finish(gates, h, c, at, j, mask, size, pitch, last, g0, g1, g2, g3, LSTM: t
         out = new
     tl.store(h + address, out, mask)
     if KEEP:
-        _store_gates(gates, at, j, mask, size, pitch, g0, g1, g2, g3)
+        _store_gates(gates, at, j, mask, size, pitch, g0, g1, g2, g3, LSTM)
     return out, new
 
 
 @triton.jit(do_not_specialize=["rows", "steps"])  # else a first call with a new number of them compiles
 def _forward(
-    gates, weight, bias, source, state, cell, h, c,
+    gates, weight, bias_ih, bias_hh, source, state, cell, h, c,
     rows, steps, size, pitch, wide,
-    LSTM: tl.constexpr, KEEP: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
+    LSTM: tl.constexpr, KEEP: tl.constexpr, IH: tl.constexpr, HH: tl.constexpr,
+    RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     FLOAT: tl.constexpr = h.dtype.element_ty
@@ -346,7 +383,9 @@ def _forward(
         m3 = _tile(w3, j[None, :], k, pitch, size, pitch)
         out = tl.full((ROWS, COLUMNS), 0.0, FLOAT)
         last = out
-        n0, n1, n2, n3 = _gates(gates, bias, i * steps, j, mask, size, wide, FLOAT, LSTM, True)
+        n0, n1, n2, n3 = _gates(
+            gates, bias_ih, bias_hh, i * steps, j, mask, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
+        )
     for t in tl.range(0, steps, num_stages=1):
         at = i * steps + t
         row = tl.load(source + at, valid, other=-1)
@@ -363,7 +402,9 @@ def _forward(
             g3 = n3
             # the next step's are under way while this one's products are taken
             more = mask & (at + 1 < (i + 1) * steps)[:, None]
-            n0, n1, n2, n3 = _gates(gates, bias, at + 1, j, more, size, wide, FLOAT, LSTM, True)
+            n0, n1, n2, n3 = _gates(
+                gates, bias_ih, bias_hh, at + 1, j, more, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
+            )
             if LSTM:
                 g0 = _product(left, m0, g0, PRECISION)
             g1 = _product(left, m1, g1, PRECISION)
@@ -376,7 +417,9 @@ def _forward(
             for start in range(0, size, COLUMNS):
                 j = start + tl.arange(0, COLUMNS)
                 mask = valid[:, None] & (j < size)[None, :]
-                g0, g1, g2, g3 = _gates(gates, bias, at, j, mask, size, wide, FLOAT, LSTM, True)
+                g0, g1, g2, g3 = _gates(
+                    gates, bias_ih, bias_hh, at, j, mask, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
+                )
                 last = tl.load(before_last + j[None, :], mask, other=0.0)
                 for low in tl.range(0, size, DEPTH, num_stages=STAGES):
                     k = low + tl.arange(0, DEPTH)
@@ -398,19 +441,23 @@ def _forward(
 
 @triton.jit
 def _gradients(
-    gates, bias, cell, c, of_h, of_c, at, row, j, mask, size, from_h, from_c,
-    FLOAT: tl.constexpr, LSTM: tl.constexpr, AGAIN: tl.constexpr,
+    gates, bias_ih, bias_hh, cell, c, of_h, of_c, at, row, j, mask, size, from_h, from_c,
+    FLOAT: tl.constexpr, LSTM: tl.constexpr, AGAIN: tl.constexpr, OF_H: tl.constexpr, OF_C: tl.constexpr,
+    IH: tl.constexpr, HH: tl.constexpr,
 ):  # fmt: skip
     """Turn a step's gates into gradients; return them, the state's past the product, and the cell's."""
-    g0, g1, g2, g3 = _gates(gates, bias, at, j, mask, size, 4 * size, FLOAT, True, AGAIN)
+    g0, g1, g2, g3 = _gates(gates, bias_ih, bias_hh, at, j, mask, size, 4 * size, FLOAT, True, AGAIN, LSTM, IH, HH)
     if AGAIN:
         g0, g1, g2, g3 = _activated(g0, g1, g2, g3, LSTM)
     before = tl.where(row >= 0, cell + row * size, c + (at - 1) * size)
     last = tl.load(before[:, None] + j[None, :], mask, other=0.0)
-    from_h += tl.load(of_h, mask, other=0.0)
+    if OF_H:
+        from_h += tl.load(of_h, mask, other=0.0)
     if LSTM:
         now = _tanh(tl.load(c + (at * size)[:, None] + j[None, :], mask, other=0.0))
-        from_c += tl.load(of_c, mask, other=0.0) + from_h * g3 * (1 - now * now)
+        from_c += from_h * g3 * (1 - now * now)
+        if OF_C:
+            from_c += tl.load(of_c, mask, other=0.0)
         d0 = from_c * g2 * g0 * (1 - g0)
         d1 = from_c * last * g1 * (1 - g1)
         d2 = from_c * g0 * (1 - g2 * g2)
@@ -423,15 +470,16 @@ def _gradients(
         d2 = from_h * (last - g0) * g2 * (1 - g2)
         d3 = d0 * g1
         past = from_h * g2
-    _store_gates(gates, at, j, mask, size, 4 * size, d0, d1, d2, d3)
+    _store_gates(gates, at, j, mask, size, 4 * size, d0, d1, d2, d3, LSTM)
     return d0, d1, d2, d3, past, from_c
 
 
 @triton.jit(do_not_specialize=["rows", "steps"])
 def _backward(
-    gates, weight, bias, source, slot, cell, c, of_h, of_c, carry_h, carry_c, starts_h, starts_c,
+    gates, weight, bias_ih, bias_hh, source, cell, c, of_h, of_c, carry_h, carry_c, starts_h, starts_c,
     h0, h1, h2, c0, c1, c2, rows, steps, size, pitch,
-    LSTM: tl.constexpr, AGAIN: tl.constexpr, STARTS: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
+    LSTM: tl.constexpr, AGAIN: tl.constexpr, STARTS: tl.constexpr, OF_H: tl.constexpr, OF_C: tl.constexpr,
+    IH: tl.constexpr, HH: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     FLOAT: tl.constexpr = c.dtype.element_ty
@@ -458,11 +506,11 @@ def _backward(
         begins = (row >= 0)[:, None]
         step_h = of_h + (i * h0 + t * h1)[:, None]
         step_c = of_c + (i * c0 + t * c1)[:, None]
-        start = tl.load(slot + at, valid, other=0)[:, None] * size
+        start = (at * size)[:, None]
         if RESIDENT:
             d0, d1, d2, d3, past, from_c = _gradients(
-                gates, bias, cell, c, step_h + j[None, :] * h2, step_c + j[None, :] * c2,
-                at, row, j, mask, size, from_h, from_c, FLOAT, LSTM, AGAIN,
+                gates, bias_ih, bias_hh, cell, c, step_h + j[None, :] * h2, step_c + j[None, :] * c2,
+                at, row, j, mask, size, from_h, from_c, FLOAT, LSTM, AGAIN, OF_H, OF_C, IH, HH,
             )  # fmt: skip
             if LSTM:
                 past = _product(d0.to(KIND), m0, past, PRECISION)
@@ -480,11 +528,12 @@ def _backward(
                 j = low + tl.arange(0, COLUMNS)
                 mask = valid[:, None] & (j < size)[None, :]
                 carried = (i * size)[:, None] + j[None, :]
-                from_h = tl.load(carry_h + carried, mask, other=0.0)
-                from_c = tl.load(carry_c + carried, mask, other=0.0)
+                later = mask & (back > 0)
+                from_h = tl.load(carry_h + carried, later, other=0.0)
+                from_c = tl.load(carry_c + carried, later, other=0.0)
                 d0, d1, d2, d3, past, from_c = _gradients(
-                    gates, bias, cell, c, step_h + j[None, :] * h2, step_c + j[None, :] * c2,
-                    at, row, j, mask, size, from_h, from_c, FLOAT, LSTM, AGAIN,
+                    gates, bias_ih, bias_hh, cell, c, step_h + j[None, :] * h2, step_c + j[None, :] * c2,
+                    at, row, j, mask, size, from_h, from_c, FLOAT, LSTM, AGAIN, OF_H, OF_C, IH, HH,
                 )  # fmt: skip
                 tl.store(carry_h + carried, past, mask)
                 if LSTM:
@@ -492,17 +541,19 @@ def _backward(
                         tl.store(starts_c + start + j[None, :], from_c, mask & begins)
                     tl.store(carry_c + carried, tl.where(begins, 0.0, from_c), mask)
             tl.debug_barrier()  # the products take all gates, and other threads' part of what goes past them
-            recurrent = gates + (at * 4 * size + (1 - LSTM) * size)[:, None]
             for low in range(0, size, COLUMNS):
                 j = low + tl.arange(0, COLUMNS)
                 mask = valid[:, None] & (j < size)[None, :]
                 carried = (i * size)[:, None] + j[None, :]
                 past = tl.load(carry_h + carried, mask, other=0.0)
-                for deep in tl.range(0, (3 + LSTM) * size, DEPTH, num_stages=STAGES):
-                    k = deep + tl.arange(0, DEPTH)
-                    left = tl.load(recurrent + k[None, :], valid[:, None] & (k < (3 + LSTM) * size)[None, :], other=0.0)
-                    right = _tile(weight, k[:, None], j[None, :], pitch, (3 + LSTM) * size, pitch)
-                    past = _product(left, right, past, PRECISION)
+                for gate in tl.range(0, 3 + LSTM, num_stages=1):
+                    column = gate + (0 if LSTM else gate // 2)  # behind r and z comes n's recurrent part
+                    part = gates + ((at * 4 + column) * size)[:, None]
+                    for deep in tl.range(0, size, DEPTH, num_stages=STAGES):
+                        k = deep + tl.arange(0, DEPTH)
+                        left = tl.load(part + k[None, :], valid[:, None] & (k < size)[None, :], other=0.0)
+                        right = _tile(weight + gate * size * pitch, k[:, None], j[None, :], pitch, size, pitch)
+                        past = _product(left, right, past, PRECISION)
                 if STARTS:
                     tl.store(starts_h + start + j[None, :], past, mask & begins)
                 tl.debug_barrier()  # threads may load what others write over
@@ -511,11 +562,63 @@ def _backward(
 
 
 @triton.jit(do_not_specialize=["steps"])
-def _states_before(source, state, h, before, steps, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _read_by_steps(read, source, state, h, x, steps, size, inputs, wide, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Lay the state before every step, its input and 1 side by side."""
     at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    mask = (at < steps)[:, None] & (j < size)[None, :]
+    valid, column = (at < steps)[:, None], j[None, :]
     row = tl.load(source + at, at < steps, other=-1)
     origin = tl.where(row >= 0, state + row * size, h + (at - 1) * size)
-    values = tl.load(origin[:, None] + j[None, :], mask, other=0.0)
-    tl.store(before + (at * size)[:, None] + j[None, :], values, mask)
+    before = tl.load(origin[:, None] + column, valid & (column < size), other=0.0)
+    k = column - size
+    entered = tl.load(x + (at * inputs)[:, None] + k, valid & (k >= 0) & (k < inputs), other=0.0)
+    values = tl.where(k < 0, before, tl.where(k == inputs, 1.0, entered))
+    tl.store(read + (at * wide)[:, None] + column, values, valid & (column < wide))
+
+
+@triton.jit
+def _part(
+    ih, hh, bias_ih, bias_hh, product, rows, size, inputs, wide,
+    LSTM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Take the product of gates and what steps read apart: inputs are of the first gates, n's state of the last."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    valid, column = (i < rows)[:, None], j[None, :]
+    k = column - size
+    recurrent = i if LSTM else i + tl.where(i >= 2 * size, size, 0)
+    of_inputs = tl.load(product + (i * wide)[:, None] + column, valid & (k >= 0) & (k <= inputs), other=0.0)
+    of_states = tl.load(product + (recurrent * wide)[:, None] + column, valid & ((k < 0) | (k == inputs)), other=0.0)
+    tl.store(ih + (i * inputs)[:, None] + k, of_inputs, valid & (k >= 0) & (k < inputs))
+    tl.store(hh + (i * size)[:, None] + column, of_states, valid & (k < 0))
+    nothing = tl.full((1, COLUMNS), 0, tl.int32)
+    tl.store(bias_ih + i[:, None] + nothing, of_inputs, valid & (k == inputs))
+    tl.store(bias_hh + i[:, None] + nothing, of_states, valid & (k == inputs))
+
+
+@triton.jit
+def _plus(a, b):
+    return a + b
+
+
+@triton.jit(do_not_specialize=["steps"])
+def _sum_starts(
+    sum_h, sum_c, source, starts_h, starts_c, steps, size,
+    LSTM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradients of all steps that began from one row, in the order of the steps; zeros where none did."""
+    FLOAT: tl.constexpr = sum_h.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    of_h = tl.full((COLUMNS,), 0.0, FLOAT)
+    of_c = of_h
+    for start in range(0, steps, ROWS):
+        at = (start + tl.arange(0, ROWS)).to(tl.int64)
+        mine = (tl.load(source + at, at < steps, other=-1) == row)[:, None] & (j < size)[None, :]
+        address = (at * size)[:, None] + j[None, :]
+        of_h += tl.reduce(tl.load(starts_h + address, mine, other=0.0), 0, _plus)
+        if LSTM:
+            of_c += tl.reduce(tl.load(starts_c + address, mine, other=0.0), 0, _plus)
+    tl.store(sum_h + row * size + j, of_h, j < size)
+    if LSTM:
+        tl.store(sum_c + row * size + j, of_c, j < size)

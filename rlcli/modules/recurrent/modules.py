@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.graphs import host
 from rlcli.kernels.recurrent import BACKENDS, Weights, unread, unroll
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.sequences import (
@@ -290,7 +291,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _begun(self, states: list[Tensor], where: Sequences) -> tuple[list[Tensor], Tensor]:
         """Return the states that trajectories begin with `[S, L, H]`, and which a step begins from `[B, T]`."""
         source, lazy = where.sources, any(hasattr(s, "extra") for s in states)
-        if (source.is_cuda and not lazy) or (begun := where.begun()) is None:
+        if not (host.may_ask(source) or lazy) or (begun := where.begun()) is None:
             return states, source
         rows = source.reshape(-1).index_select(0, begun)
         numbers = torch.full_like(source, -1)
@@ -406,7 +407,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
 
     def _check_begun(self, begins: Tensor) -> None:
         """Refuse sequences that go on from a step that is not there, and whose state is not stored either."""
-        if unread(begins):
+        if unread(begins) or not host.may_ask(begins):
             return
         first = begins.reshape(-1, begins.shape[-1])[:, 0]
         if not bool(first.all()):
