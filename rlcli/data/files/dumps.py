@@ -156,6 +156,8 @@ def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool =
             saved.fill(ring.storage)
         elif isinstance(saved, Mapping):
             _write(ring, saved)
+        if ring.storage.elsewhere:
+            contents.keep_unpacked()
         if not isinstance(saved, tuple):
             ring.storage.commit(ring.content)
     except BaseException:

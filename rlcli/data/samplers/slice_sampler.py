@@ -312,7 +312,7 @@ def _compiled(
     """Mark in one compiled pass, if all flags are booleans in memory, one like the other."""
     init, shape = columns.get(IS_INIT), terminated.shape
     for flag in (terminated, truncated, done, *(() if init is None else (init,))):
-        if flag.dtype is not torch.bool or not flag.is_cpu or flag.shape != shape:
+        if flag.dtype is not torch.bool or not flag.is_cpu or flag.shape != shape or not flag.is_contiguous():
             return False
     fresh, width = init is None, terminated.numel() // max(rows, 1)
     if init is None:
