@@ -44,6 +44,11 @@ def empty_here(shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.d
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
+def brought(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of host memory on a device, by a copy that the host does not wait for; there already, itself."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
 def sent(columns: Mapping[Name, Tensor], device: torch.device) -> dict[Name, Tensor]:
     """Return tensors of host memory on a device, by one copy that the host does not wait for."""
     twins = Twins({name: (tuple(x.shape), x.dtype) for name, x in columns.items()}, device)

@@ -5,8 +5,10 @@ import torch
 from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlcli.data.buffer import stream as stream_module
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
+from rlcli.data.ring import elsewhere as elsewhere_module
 from rlcli.data.samplers import PrioritizedSampler, PrioritizedSliceSampler, RandomSampler, SliceSampler
 from rlcli.data.storages import LazyTensorStorage
 from rlcli.graphs import host
@@ -173,16 +175,51 @@ def counted(call):
     return [name for name in seen.names if name not in free]
 
 
-def test_count(elsewhere):
-    for way in WAYS:
-        elsewhere()
-        buffer = made(way)
-        for batch in batches(way):
-            buffer.extend(batch)
-        print(way, "write", counted(lambda: buffer.extend(batch)))
-        print(way, "sample", counted(buffer.sample))
-    elsewhere(False)
-    buffer = made("full", device="meta")
-    buffer.extend(batch)
+@pytest.mark.parametrize(("way", "most"), {"full": 1, "exact": 3, "stacks": 6, "stacks, full": 3}.items())
+def test_a_sample_is_few_operations_after_one_copy(way, most, elsewhere, monkeypatch):
+    sent, copies = elsewhere_module.sent, []
+    monkeypatch.setattr(elsewhere_module, "sent", lambda *given: copies.append(given) or sent(*given))
     elsewhere()
-    print("to device", counted(buffer.sample))
+    buffer = made(way)
+    for batch in batches(way):
+        buffer.extend(batch)
+    done = counted(buffer.sample)
+    assert len(copies) == 1 and sum(name.startswith("index_") for name in done) <= most
+    assert "_local_scalar_dense" not in done
+
+
+def test_a_write_is_one_copy_of_packed_rows(elsewhere):
+    elsewhere()
+    buffer = made("full")
+    rows = [*batches("full", 3)]
+    buffer.extend(rows[0])
+    table, keys = buffer.storage._table, len(buffer.storage.fields)
+    assert len(table) == SIZE  # all of it is reserved
+    assert counted(lambda: buffer.extend(rows[1])).count("copy_") == keys + 1  # of each key into the block
+    assert counted(lambda: buffer.extend(rows[2])).count("copy_") == keys + 1
+    assert buffer.storage._table is table
+
+
+@pytest.mark.parametrize("keep", ["raise", "keep"])
+def test_differences_are_read_without_a_look_at_them(keep, elsewhere, monkeypatch):
+    elsewhere()
+    buffer, rows = made("full"), next(batches("full", 1))
+    buffer.append_transform(NextObservationDelta(on_overflow=keep))
+    buffer.extend(rows)
+    asked = buffer[:]
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    with Counted() as seen:
+        same(buffer[:], asked)
+    assert "_local_scalar_dense" not in seen.names
+
+
+def test_a_sample_of_memory_goes_up_in_one_copy(elsewhere, monkeypatch):
+    plain, moved = made("exact", "slices"), made("exact", "slices", device="cpu")
+    for batch in batches("exact"):
+        plain.extend(batch.clone())
+        moved.extend(batch)
+    sent, copies = stream_module.sent, []
+    monkeypatch.setattr(stream_module, "sent", lambda *given: copies.append(given) or sent(*given))
+    elsewhere()
+    same(plain.sample(), moved.sample())
+    assert len(copies) == 1
