@@ -86,7 +86,13 @@ class LazyTensorStorage(Storage):
         for key, field in sorted(self.fields.items(), key=lambda item: (-item[1].dtype.itemsize, item[1].width)):
             self._offsets[key], at, line = at, at + field.width, max(line, field.dtype.itemsize)
         words = -(-at // line) * line // 8
-        self._table = torch.empty((self.capacity, words), dtype=torch.int64, device=self.device)
+        try:
+            self._table = torch.empty((self.capacity, words), dtype=torch.int64, device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"{8 * words * self.capacity} bytes for {self.capacity} rows are not free on {self.device}",
+                why=str(error).splitlines()[0], fix="Lower storage.max_size, or use storage.device=cpu.",
+            ) from error  # fmt: skip
         self._columns = self._apart(self._table, self.fields)
 
     def _apart(self, table: Tensor, keys: Iterable[Key]) -> dict[Key, Tensor]:

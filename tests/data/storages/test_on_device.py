@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from face import Field, refused
 from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -11,6 +12,8 @@ from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.ring import elsewhere as elsewhere_module
 from rlcli.data.samplers import PrioritizedSampler, PrioritizedSliceSampler, RandomSampler, SliceSampler
 from rlcli.data.storages import LazyTensorStorage
+from rlcli.data.storages import tensor as tensor_module
+from rlcli.errors import ResourceError
 from rlcli.graphs import host
 from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
 
@@ -127,7 +130,8 @@ def test_samples_are_those_of_memory(way, sampler, ndim, elsewhere):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("back", [False, True])
-def test_a_saved_storage_goes_on_elsewhere(way, back, elsewhere):
+@pytest.mark.parametrize("dumped", [False, True])
+def test_a_saved_storage_goes_on_elsewhere(way, back, dumped, elsewhere, tmp_path):
     elsewhere(back)
     one = made(way)
     rows = [*batches(way)]
@@ -135,7 +139,11 @@ def test_a_saved_storage_goes_on_elsewhere(way, back, elsewhere):
         one.extend(batch)
     elsewhere(not back)
     other = made(way)
-    other.load_state_dict(one.state_dict())
+    if dumped:
+        one.dumps(tmp_path)
+        other.loads(tmp_path)
+    else:
+        other.load_state_dict(one.state_dict())
     assert one.storage.elsewhere is back and other.storage.elsewhere is not back
     for batch in rows[5:]:
         same(one.sample(), other.sample())
@@ -173,6 +181,30 @@ def counted(call):
     with Counted() as seen:
         call()
     return [name for name in seen.names if name not in free]
+
+
+def test_a_large_write_goes_up_in_parts(elsewhere, monkeypatch):
+    here = made("exact", ndim=2)
+    elsewhere()
+    there = made("exact", ndim=2)
+    for batch in batches("exact", 3):
+        here.extend(batch.clone())
+        monkeypatch.setattr(tensor_module, "_LARGEST", 1000)
+        there.extend(batch)
+        monkeypatch.undo()
+    assert there.storage.elsewhere
+    same(here[:], there[:])
+
+
+def test_a_device_without_room_says_so(elsewhere, monkeypatch):
+    elsewhere()
+    buffer = made("full")
+
+    def full(*_, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore")
+
+    monkeypatch.setattr(tensor_module.torch, "empty", full)
+    refused(ResourceError, "storage.device=cpu", lambda: buffer.storage.declare({"x": Field((1,), torch.float32)}, 9))
 
 
 @pytest.mark.parametrize(("way", "most"), {"full": 1, "exact": 3, "stacks": 6, "stacks, full": 3}.items())
