@@ -86,19 +86,16 @@ def storage_of(cfg: Any, s: learn.TensorOptions, rows: RowSchema | None, init_ro
         kind = Storage
     made = RunStorage(kind, s.max_size, s.ndim, init_rows + cfg.total_frames, s.codes, stacks, by_priority(cfg))
     asked, device = as_choice(learn.PlacedOptions, s).device, devices(cfg)["train_device"]
-    if s.kind != "tensor" or asked == "cpu":
-        return made
-    there = dataclasses.replace(made, device=str(device))
-    if device is None or device.type != "cuda":
-        if asked == "auto":
-            return made
+    learns_there = device is not None and device.type == "cuda"
+    if asked == "cuda" and not learns_there:
         raise ConfigError(
             "rows lie where they are learned from, or in host memory", where="storage.device=cuda",
             why=f"this run learns on {device or 'cpu'}", fix="Use device=cuda, or storage.device=cpu.",
         )  # fmt: skip
-    if asked == "auto" and (rows is None or not _fits(there, rows, cfg.memory.next_obs)):
+    if s.kind != "tensor" or asked == "cpu" or not learns_there:
         return made
-    return there
+    there = dataclasses.replace(made, device=str(device))
+    return there if asked == "cuda" or (rows is not None and _fits(there, rows, cfg.memory.next_obs)) else made
 
 
 def _fits(storage: RunStorage, rows: RowSchema, mode: str) -> bool:
