@@ -57,8 +57,9 @@ def build_buffer(
         options["num_slices"], options["slice_len"] = slices_of(cfg)
     sampler = registry.build("sampler", cfg.sampler.kind, Sampler, seed=own_seed(cfg), **options)
     kind: Any = buffers.TensorDictReplayBuffer if sampler.has_priorities else buffers.ReplayBuffer
+    storage = build_storage(cfg, run, collector.rows())
     buffer = kind(
-        storage=build_storage(cfg, run), sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
+        storage=storage, sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
         next_obs=of_buffer(cfg.memory.next_obs),
         frame_stack=frame_stacks(cfg, collector.rows()) or None,
         codes=cfg.storage.codes,
@@ -103,12 +104,16 @@ def clear_rows(folder: Path) -> None:
     disk.remove(old)
 
 
-def build_storage(cfg: Config, run: Run) -> Storage:
+def build_storage(cfg: Config, run: Run, rows: RowSchema) -> Storage:
     from rlcli.data.storages import Storage
 
     s = cfg.storage
     options = registry.arguments("storage", s)
     del options["codes"]  # of the buffer
+    if isinstance(s, learn.PlacedOptions):
+        from rlcli.build.workload import storage_of
+
+        options["device"] = storage_of(cfg, s, rows, 0).device
     if isinstance(s, learn.MemmapOptions):
         own = f"{BUFFER}_{rank}" if (rank := rank_of(cfg)) else BUFFER
         folder = run.path / own if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name

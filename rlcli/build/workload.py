@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlcli.build.collector import devices, differences, shares, shares_meanwhile, slices_of
 from rlcli.build.env import build_env, evaluation_envs, lanes_of, stepped
 from rlcli.build.policy import optimizer_options
@@ -18,8 +20,9 @@ from rlcli.config import registry
 from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, is_off_policy, remembers
+from rlcli.errors import ConfigError
 from rlcli.planning.forecast import Updates, Workload
-from rlcli.planning.tensors import CLUSTER, REMOTE_WORKER, RunEnvs, RunStorage
+from rlcli.planning.tensors import CLUSTER, REMOTE_WORKER, RunEnvs, RunStorage, planned_buffer
 
 
 def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: int = 0) -> Workload:
@@ -35,7 +38,7 @@ def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: in
         mode=m.next_obs, delta_dtype=delta["delta_dtype"], keeps_overflows=delta["on_overflow"] == "keep",
         preemptive=as_choice(collect.MultiSyncOptions, c).preemptive_threshold is not None,
         trajectories=bool(c.split_trajs or c.trajs_per_batch), device=str(device or "cpu"),
-        storage=_storage(cfg, storage, rows, init_rows) if isinstance(storage, learn.TensorOptions) else None,
+        storage=storage_of(cfg, storage, rows, init_rows) if isinstance(storage, learn.TensorOptions) else None,
         updates=_updates(cfg) if isinstance(cfg, Config) else None,
         folder=Path(cfg.run.dir or "runs"), scratch=None if scratch is None else Path(scratch), kept=cfg.run.keep,
         recurrent_backend=as_choice(collect.RecurrentOptions, cfg.policy).recurrent_backend if remembers(cfg) else None,
@@ -73,7 +76,7 @@ def remote_bytes(c: collect.BatchOptions, workers: int) -> int | None:
     return None if launcher == "mp" else workers * REMOTE_WORKER * (launcher == "torchrun")
 
 
-def _storage(cfg: Any, s: learn.TensorOptions, rows: RowSchema | None, init_rows: int) -> RunStorage:
+def storage_of(cfg: Any, s: learn.TensorOptions, rows: RowSchema | None, init_rows: int) -> RunStorage:
     from rlcli.build.buffer import frame_stacks
     from rlcli.data.storages import Storage
 
@@ -81,7 +84,24 @@ def _storage(cfg: Any, s: learn.TensorOptions, rows: RowSchema | None, init_rows
     kind: Any = registry.find("storage", s.kind)
     if not (isinstance(kind, type) and issubclass(kind, Storage)):  # a function: of what it makes nothing is known
         kind = Storage
-    return RunStorage(kind, s.max_size, s.ndim, init_rows + cfg.total_frames, s.codes, stacks, by_priority(cfg))
+    made = RunStorage(kind, s.max_size, s.ndim, init_rows + cfg.total_frames, s.codes, stacks, by_priority(cfg))
+    asked, device = as_choice(learn.PlacedOptions, s).device, devices(cfg)["train_device"]
+    learns_there = device is not None and device.type == "cuda"
+    if asked == "cuda" and not learns_there:
+        raise ConfigError(
+            "rows lie where they are learned from, or in host memory", where="storage.device=cuda",
+            why=f"this run learns on {device or 'cpu'}", fix="Use device=cuda, or storage.device=cpu.",
+        )  # fmt: skip
+    if s.kind != "tensor" or asked == "cpu" or not learns_there:
+        return made
+    there = dataclasses.replace(made, device=str(device))
+    return there if asked == "cuda" or (rows is not None and _fits(there, rows, cfg.memory.next_obs)) else made
+
+
+def _fits(storage: RunStorage, rows: RowSchema, mode: str) -> bool:
+    """Say whether columns leave half of a GPU's free memory to what learns there."""
+    need = sum(entry.bytes for entry in planned_buffer(storage, rows, mode) if entry.device == storage.device)
+    return 2 * need <= torch.cuda.mem_get_info(storage.device)[0]
 
 
 def _updates(cfg: Config) -> Updates:

@@ -303,6 +303,10 @@ def check_devices(cfg: Any) -> list[Problem]:
     for name in ("env_device", "policy_device", "storing_device", "train_device"):
         if (device := getattr(cfg.device, name)) is not None:
             wanted.append((f"device.{name}", device, device))
+    if getattr(getattr(cfg, "storage", None), "device", None) == "cuda":
+        wanted.append(("storage.device", "cuda", "cuda"))
+        if cfg.storage.kind != "tensor":
+            return [Problem(f"storage.device=cuda has no meaning for storage={cfg.storage.kind}", "use storage=tensor")]
     found = []
     for key, given, device in wanted:
         if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):

@@ -19,8 +19,8 @@ class Twins(Generic[Name]):
     def __init__(self, fields: Mapping[Name, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in fields.values()]
         length = sum(-(-size // _LINE) * _LINE for size in sizes)
-        self._here = torch.zeros(length, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._there = torch.zeros(length, dtype=torch.uint8, device=device)
+        self._here = empty_here(length, torch.uint8, device)
+        self._there = torch.empty(length, dtype=torch.uint8, device=device)
         self.here: dict[Name, Tensor] = {}
         self.there: dict[Name, Tensor] = {}
         at = 0
@@ -37,3 +37,22 @@ class Twins(Generic[Name]):
     def fetch(self) -> None:
         """Order the copy back, which is there once the device has been waited for."""
         self._here.copy_(self._there, non_blocking=True)
+
+
+def empty_here(shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return host memory from which a copy to a device need not be waited for; torch keeps it until that is made."""
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def brought(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of host memory on a device, by a copy that the host does not wait for; there already, itself."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
+def sent(columns: Mapping[Name, Tensor], device: torch.device) -> dict[Name, Tensor]:
+    """Return tensors of host memory on a device, by one copy that the host does not wait for."""
+    twins = Twins({name: (tuple(x.shape), x.dtype) for name, x in columns.items()}, device)
+    for name, x in columns.items():
+        twins.here[name].copy_(x)
+    twins.send()
+    return twins.there

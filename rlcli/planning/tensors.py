@@ -213,6 +213,7 @@ class RunStorage:
     codes: bool
     stacks: Mapping[Key, int]  # frames in a stack, where one is stored a row
     priorities: bool
+    device: str = "cpu"  # where columns lie, if not on a disk
 
     @property
     def on_disk(self) -> bool:
@@ -224,14 +225,16 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     """Return the columns of a storage once it holds all rows of the run; empty without one."""
     if storage is None:
         return []
-    device = storage.kind.medium
+    away = storage.device != "cpu"
+    device = storage.device if away else storage.kind.medium
     count = min(storage.max_size, storage.rows)
     fields = rows.stored(mode)
     stacks = storage.stacks if KEEPS[mode] == SHARED else {}
     held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
-    coded = _packed(storage.codes, held, stacks)
+    coded = _packed(storage.codes and not away, held, stacks)
     widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
     reserved = storage.kind.planned_rows(math.ceil(sum(widths.values())), storage.max_size, count)
+    reserved = storage.max_size if away else reserved
     # a ring that goes round drops a file once its last row is gone
     goes_round = device == "disk" and storage.rows > count
     columns = []

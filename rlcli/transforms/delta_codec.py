@@ -22,6 +22,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.graphs import host
 from rlcli.keys import DELTA_PARTS, Key, as_tuple, delta_key, kept_key, scale_key, show, unravel
 from rlcli.specs.dtypes import dtype_name
 
@@ -122,7 +123,11 @@ def read(key: Key, obs: Tensor, coded: Coded, kept: Tensor | None) -> Tensor:
     if coded.delta.dtype is torch.int8 and coded.scale is None:
         raise _part_missing(key, scale_key(key), "it is int8, which means nothing without its scales")
     where, after = marked(coded), decode(obs, coded)
-    if not bool(where.any()):
+    asks = host.may_ask(where)
+    if asks and not bool(where.any()):
+        return after
+    if kept is None and not asks:  # looked at where it lies, and nobody waits
+        torch._assert_async(~where.any(), f"{show(delta_key(key))} cannot be read without {show(kept_key(key))}")
         return after
     if kept is None:
         raise _part_missing(key, kept_key(key), "some of its rows are marked as kept there whole")

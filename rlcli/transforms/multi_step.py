@@ -21,6 +21,7 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import MissingKeyError
+from rlcli.graphs.static import brought
 from rlcli.keys import (
     COLLECTOR_MASK,
     END_FLAGS,
@@ -122,7 +123,7 @@ class MultiStepTransform(Transform):
         path, taken = ring.index.walk(rows, self.n_steps)  # [N, n], [N]
         reward = ring.columns(path.reshape(-1), (REWARD,))[REWARD]
         reward = reward.reshape(*path.shape, *reward.shape[1:])
-        steps = torch.from_numpy(taken).to(reward.device)
+        steps = brought(torch.from_numpy(taken), reward.device)
         last = ring.columns(np.ascontiguousarray(path[:, -1]), (*keys.read, *ring.sparse_keys))
         return self._written(tensordict, self._total(reward, steps), steps, _decoded(last, keys.coded), keys.coded)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.graphs.static import brought
 from rlcli.keys import DONE, OBSERVATION, TRAJ_IDS, Key, show, under_next
 from rlcli.specs.base import fill_for
 from rlcli.transforms.base import Transform
@@ -134,7 +135,7 @@ class NextStateReconstructor(Transform):
             x, obs = following.get(key), tensordict.get(key)
             fill = fill_for(key, x.dtype, self.fill_value)
             if missing is not None:
-                x.masked_fill_(spread(missing.to(x.device), x), fill)
+                x.masked_fill_(spread(brought(missing, x.device), x), fill)
             tensordict.set(under_next(key), x.reshape(obs.shape).to(obs.device))
         return tensordict
 

@@ -22,6 +22,7 @@ from rlcli.config import registry
 from rlcli.config.registry import register_policy
 from rlcli.data import open_buffer
 from rlcli.errors import ArgumentError, ConfigError, EnvError
+from rlcli.graphs import host
 from rlcli.inspection.folder import inspect
 from rlcli.keys import as_tuple
 from rlcli.modules import MLP, EGreedyModule, QValueActor
@@ -69,6 +70,19 @@ def decided(run) -> dict:
     assert ring.pop("index") and "slots" in ring
     ring.pop("slots")
     return state
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+@pytest.mark.every(3)
+def test_rows_on_a_device_teach_the_same(run, task, monkeypatch):
+    """The host's memory stands for a GPU's: what is drawn, and what is learned from it, is the same bit for bit."""
+    plain = final_state(run(*task, "run.dir=a"))
+    monkeypatch.setattr(host, "is_elsewhere", lambda device: True)
+    there = run(*task, "run.dir=b")
+    found = final_state(there)
+    for state in (plain, found):
+        del state["buffer"]["rows"]  # in codes, or not
+    same(plain, found)
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())

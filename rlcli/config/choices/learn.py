@@ -35,15 +35,23 @@ class TensorOptions(StorageOptions):
 
 
 @dataclass
-class MemmapOptions(TensorOptions):
+class PlacedOptions(TensorOptions):
+    device: str = option(
+        "auto", "cpu; cuda: on the GPU that learns (storage=tensor); auto: there where half of what is free is enough",
+        choices=("auto", "cpu", "cuda"),
+    )  # fmt: skip
+
+
+@dataclass
+class MemmapOptions(PlacedOptions):
     scratch_dir: str | None = option(None, "folder for its files, one subfolder per run; null: the run folder")
 
 
 STORAGES = {
     "none": Part(StorageOptions),
-    "tensor": Part(TensorOptions, "rlcli.data.storages:LazyTensorStorage"),
+    "tensor": Part(PlacedOptions, "rlcli.data.storages:LazyTensorStorage"),
     "memmap": Part(MemmapOptions, "rlcli.data.storages.memmap:LazyMemmapStorage"),
-    "compressed": Part(TensorOptions, "rlcli.data.storages.compressed:CompressedStorage"),
+    "compressed": Part(PlacedOptions, "rlcli.data.storages.compressed:CompressedStorage"),
     REGISTERED: Part(TensorOptions),
 }
 

@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.buffer.transforms import Transforms
-from rlcli.data.fields import nested
+from rlcli.data.fields import columns_of, nested
+from rlcli.data.next_obs.rows import Rows
 from rlcli.data.samplers.sampler import Draw, Sampler, need_draw, need_rows
 from rlcli.errors import ArgumentError
+from rlcli.graphs import host
+from rlcli.graphs.static import sent
 from rlcli.recognise import own
 
 
@@ -205,7 +208,11 @@ class SampleStream:
                 if not self._trusted:
                     need_rows(columns, len(draw.rows))
                 if self._annotated:
-                    columns |= {name: value.to(device) for name, value in info.items()}
+                    columns |= (
+                        sent(info, device)
+                        if ring.storage.elsewhere
+                        else {name: x.to(device) for name, x in info.items()}
+                    )
             batch = nested(columns, torch.Size((len(draw.rows),)), device)
         batch = batch if self._collate is None else self._collate(batch)
         return transforms.read_stored(batch, draw.rows) if transforms.parts else batch
@@ -225,9 +232,19 @@ class SampleStream:
             return type(batch)(self._placed(item) for item in batch)
         if not hasattr(batch, "to"):
             return batch  # an object that lies on no device
+        if self._device is not None and host.is_elsewhere(self._device) and _goes_as_one(batch):
+            columns = {key: x.full() if type(x) is Rows else x for key, x in columns_of(batch).items()}
+            return nested(sent(columns, self._device), batch.batch_size, self._device)
         if self._pin and torch.cuda.is_available():
             batch = batch.pin_memory()
         return batch if self._device is None else batch.to(self._device, non_blocking=self._pin)
+
+
+def _goes_as_one(batch: Any) -> bool:
+    """Say whether a sample is tensors of the host's memory, for which one copy is enough."""
+    return type(batch) is TensorDict and all(
+        type(x) in (Tensor, Rows) and x.is_cpu and x.layout is torch.strided for x in batch.values(True, True)
+    )
 
 
 # ---- the buffer's lock, which nobody passes once the buffer is closed ----------------------------------------------

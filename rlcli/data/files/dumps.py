@@ -139,6 +139,8 @@ def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool =
             saved.fill(ring.storage)
         else:
             _write(ring, saved)
+        if ring.storage.elsewhere:
+            contents.keep_unpacked()
         ring.storage.commit(ring.content)
     except BaseException:
         ring.clear(fields=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,11 +132,15 @@ class Contents:
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         """Return new columns ``[N, *F]`` of live rows int64 ``[N]``; all by default."""
         asked = None if keys is None else [unravel(key) for key in keys]
-        if not self.sparse:
-            return self._read(rows, asked)
-        chosen = [key for key in self.sparse if asked is None or key in asked]
-        out = self._read(rows, asked if asked is None else [key for key in asked if key not in chosen])
-        return out | self.few(rows, chosen)
+        few = [key for key in self.sparse if asked is None or key in asked] if self.sparse else []
+        if few and asked is not None:
+            asked = [key for key in asked if key not in few]
+        if self.storage.elsewhere and self.coded is None:
+            from rlcli.data.ring import elsewhere
+
+            return elsewhere.read(self, rows, *self._wanted(asked), few)
+        out = self._read(rows, asked)
+        return out | self.few(rows, few) if few else out
 
     def few(self, rows: np.ndarray, keys: Sequence[Key]) -> dict[Key, Tensor]:
         """Read sparse columns."""
@@ -165,15 +169,9 @@ class Contents:
         return np.where(known, place - kept_place, -1)  # rows of another one may lie between
 
     def _read(self, rows: np.ndarray, asked: list[Key] | None) -> dict[Key, Tensor]:
-        fields, exact = self.layout.fields, self.layout.exact
-        for key in asked or ():
-            if key not in fields:
-                raise MissingKeyError(f"{show(key)} is not stored", why=f"stored are {', '.join(map(show, fields))}")
-        if not exact and not self.stacks:
+        wanted, nexts = self._wanted(asked)
+        if not self.layout.exact and not self.stacks:
             return self._unpacked(rows, asked)
-        wanted = fields if asked is None else asked
-        pairs = zip(self.pairs.nexts, self.pairs.keys, strict=True) if exact else ()
-        nexts = {key: root for key, root in pairs if key in wanted}
         both = [root for root in nexts.values() if root in self.stacks and root in wanted]
         out = self._gather(rows, [key for key in wanted if key not in nexts and key not in both])
         if nexts:
@@ -187,6 +185,16 @@ class Contents:
             for key, root in nexts.items():
                 out[key] = found[root]
         return {key: out[key] for key in wanted}
+
+    def _wanted(self, asked: list[Key] | None) -> tuple[Collection[Key], dict[Key, Key]]:
+        """Return the keys to read, and what each next observation among them that is kept once is of."""
+        fields = self.layout.fields
+        for key in asked or ():
+            if key not in fields:
+                raise MissingKeyError(f"{show(key)} is not stored", why=f"stored are {', '.join(map(show, fields))}")
+        wanted = fields if asked is None else asked
+        pairs = zip(self.pairs.nexts, self.pairs.keys, strict=True) if self.layout.exact else ()
+        return wanted, {key: root for key, root in pairs if key in wanted}
 
     def _gather(self, rows: np.ndarray, keys: list[Key]) -> dict[Key, Tensor]:
         """Return the stored columns, stacks put together."""
@@ -224,6 +232,14 @@ class Contents:
         """Store the ids that the index alone knows, before `traj_key` is what tells trajectories apart."""
         if self.coded is not None and (coded := self.coded.with_ids(traj_key)) is not None:
             self._lay_out_anew(coded, self.index)
+
+    def keep_unpacked(self) -> None:
+        """Store small keys as they are, for a storage whose rows no pass of the host unpacks."""
+        if self.coded is not None:
+            from rlcli.data.codes import CodedRows
+
+            self._lay_out_anew(CodedRows(self.coded.fields, ()), self.index)
+            self.coded = None
 
     def _lay_out_anew(self, coded: CodedRows, index: TrajectoryIndex | None = None) -> None:
         from rlcli.data.codes import relay

@@ -246,7 +246,7 @@ class Ring:
         markers = Markers.among(fields, *self.asked)
         layout = RingLayout(fields, lane_shape, markers, keys, exact and bool(keys), stacked)
         contents = Contents(self.storage, layout)
-        if self.packs and self.storage.device.type == "cpu":
+        if self.packs and self.storage.device.type == "cpu" and not self.storage.elsewhere:
             from rlcli.data.codes import codes_for  # flags, one-hots, small integers and ids
 
             apart, traj_key = contents.stacks, layout.markers.traj_key

@@ -212,15 +212,14 @@ class FrameStacks:
         return made
 
     def _through(self, storage: Storage, base: int, rows: Sequence[np.ndarray]) -> list[Tensor]:
-        from rlcli.kernels.stacks import places
-
         count, frames, width = len(rows[0]), self.frames, self.frame.width
-        heads, space = self.heads, self.space
-        both = np.stack(rows, 1).reshape(-1)  # [count * lists]
-        where = np.empty((len(both), frames), np.int64)
-        patched = places(heads.heads, heads.ends, base, space.steps, space.lanes, both, frames, where)
+        where, patched = self._places(base, np.stack(rows, 1).reshape(-1))  # [count * lists, frames]
         flat = np.maximum(where.reshape(-1), 0) if patched else where.reshape(-1)
-        made = [sample_memory(self.field, count) for _ in rows] if storage.device.type == "cpu" else []
+        made = (
+            [sample_memory(self.field, count) for _ in rows]
+            if storage.device.type == "cpu" and not storage.elsewhere
+            else []
+        )
         begin = np.array([out.data_ptr() for out in made])
         steps = width * np.arange(count * frames).reshape(count, 1, frames)
         if not made or not storage.gather_to(self.key, flat, (begin[:, None] + steps).reshape(-1)):
@@ -229,6 +228,24 @@ class FrameStacks:
         if patched:
             self._patch(where.reshape(count, len(rows), frames), made)
         return made
+
+    def _places(self, base: int, rows: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return where the frames of rows int64 `[N]` lie, `[N, frames]`: see `kernels.stacks.places`."""
+        from rlcli.kernels.stacks import places
+
+        heads, space, where = self.heads, self.space, np.empty((len(rows), self.frames), np.int64)
+        return where, places(heads.heads, heads.ends, base, space.steps, space.lanes, rows, self.frames, where)
+
+    def parts(self, base: int, rows: np.ndarray) -> dict[str, Tensor]:
+        """Return what stacks of rows int64 `[N]` consist of: stored `frames`, and `spots` where those of `slots` go."""
+        where, patched = self._places(base, rows)
+        parts = {"frames": torch.from_numpy(np.maximum(where, 0).reshape(-1))}
+        if patched:
+            spots = np.flatnonzero(where.reshape(-1) < 0)
+            kept = self.heads.memory.reshape(-1, self.frame.width)[-1 - where.reshape(-1)[spots]]
+            slots = torch.from_numpy(kept).view(self.frame.dtype).view(len(spots), *self.frame.shape)
+            parts |= {"spots": torch.from_numpy(spots), "slots": slots}
+        return parts
 
     def _patch(self, where: np.ndarray, made: Sequence[Tensor]) -> None:
         """Put in the frames that lie in slots."""

@@ -26,6 +26,7 @@ from rlcli import arguments, kernels
 from rlcli.data.index.trajectory_index import Slices, check_request
 from rlcli.data.samplers.sampler import Draw, Sampler
 from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.graphs.static import brought
 from rlcli.keys import BURN_IN, COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class SliceSampler(Sampler):
         self._marks.write(columns, draw)
         if draw.burn_in is not None and draw.lengths is not None:
             flags = np.arange(len(draw.rows)) < np.repeat(_starts(draw) + draw.burn_in, draw.lengths)
-            columns[BURN_IN] = torch.from_numpy(flags).to(next(iter(columns.values())).device)
+            columns[BURN_IN] = brought(torch.from_numpy(flags), next(iter(columns.values())).device)
 
     def slices(self, batch_size: int) -> tuple[int, int]:
         """Number and length of the slices of a batch.
@@ -290,10 +291,10 @@ class SliceMarks:
         """Write the mask; rows that repeat the last one begin nothing and end nothing."""
         repeats = torch.from_numpy(np.arange(padded) >= lengths[:, None]).reshape(-1)  # [slices * padded]
         device = next(iter(columns.values())).device
-        columns[COLLECTOR_MASK] = (~repeats).to(device)
+        columns[COLLECTOR_MASK] = brought(~repeats, device)
         for key in (IS_INIT, self.truncated or TRUNCATED, self.done, self.terminated):
             if key in columns:
-                columns[key][repeats.to(device)] = 0
+                columns[key][brought(repeats, device)] = 0
 
     def _flag(self, columns: dict[Key, Tensor], key: Key, rows: int) -> Tensor:
         """Return the flag of a key; a new one is boolean, shaped as stored end flags or `[rows, 1]`."""
@@ -312,7 +313,7 @@ def _compiled(
     """Mark in one compiled pass, if all flags are booleans in memory, one like the other."""
     init, shape = columns.get(IS_INIT), terminated.shape
     for flag in (terminated, truncated, done, *(() if init is None else (init,))):
-        if flag.dtype is not torch.bool or not flag.is_cpu or flag.shape != shape:
+        if flag.dtype is not torch.bool or not flag.is_cpu or flag.shape != shape or not flag.is_contiguous():
             return False
     fresh, width = init is None, terminated.numel() // max(rows, 1)
     if init is None:
@@ -328,10 +329,10 @@ def _mark(
     """Mark by plain indexing, flags of any dtype and shape on any device."""
     assert draw.lengths is not None
     starts = _starts(draw)
-    init[torch.from_numpy(starts).to(init.device)] = 1
+    init[brought(torch.from_numpy(starts), init.device)] = 1
     if terminated is None or truncated is None or done is None:
         return
-    lasts = torch.from_numpy(starts + draw.lengths - 1).to(done.device)
+    lasts = brought(torch.from_numpy(starts + draw.lengths - 1), done.device)
     flat = truncated.reshape(rows, -1)
     ended = _for_each(terminated[lasts] != 0, flat.shape[1])
     flat[lasts] = torch.where(ended, flat[lasts], torch.ones((), dtype=flat.dtype, device=flat.device))

@@ -95,6 +95,7 @@ class Storage(ABC):
     kept = False
     where = ""
     medium = "cpu"
+    elsewhere = False  # rows lie on a device, and are read by what lies there
     objects = False  # rows are objects of any kind, not columns
     _most = MOST_ROWS
     _bound: weakref.ref[Any] | None = None

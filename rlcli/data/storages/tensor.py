@@ -1,7 +1,8 @@
 """Rows in plain memory, or on a GPU.
 
 On the CPU the whole capacity is reserved as addresses and no page exists before it is written: memory grows with
-what was stored, and nothing is ever copied to grow. On a GPU columns double.
+was stored, and nothing is ever copied to grow. On a GPU rows lie packed in a table that is reserved at once: a write
+is one copy into it, and one operation takes all keys of a sample out.
 
 Memory of samples is used again: the pages of a fresh allocation cost more than what is copied into them. It goes out
 again only when no tensor, view or array of what was given is left. Small samples, and very large ones, are plain
@@ -14,7 +15,7 @@ import mmap
 import sys
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from torch import Tensor
 from rlcli import kernels
 from rlcli.data.storages.storage import Again, PlainColumns, State, Storage, by_row, contiguous
 from rlcli.errors import ArgumentError, ResourceError
+from rlcli.graphs import host
+from rlcli.graphs.static import empty_here, sent
 from rlcli.keys import Key
 from rlcli.recognise import own
 from rlcli.specs.field import Field
@@ -49,17 +52,20 @@ class LazyTensorStorage(Storage):
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
         super().__init__(max_size, ndim=ndim, device=device)
+        self.elsewhere = host.is_elsewhere(self.device)
         self._columns: dict[Key, Tensor] = {}
+        self._offsets: dict[Key, int] = {}  # bytes before a key in a packed row
+        self._table = torch.empty(0)
         self._memory: PlainColumns | None = None
         self.written = np.zeros(1, np.int64)
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         self.fields, self.capacity, self._columns = dict(fields), capacity, {}
-        for key, field in self.fields.items():
+        if self.elsewhere:
+            self._reserve()
+        for key, field in self.fields.items() if not self.elsewhere else ():
             size = capacity * field.width
-            if self.device.type != "cpu":
-                self._columns[key] = field.empty(min(capacity, 1024), self.device)
-            elif not size:
+            if not size:
                 self._columns[key] = field.empty(capacity)
             else:
                 try:
@@ -73,13 +79,39 @@ class LazyTensorStorage(Storage):
         self._note()
         self.written[0] = 0
 
+    def _reserve(self) -> None:
+        """Lay rows out, wide types first so that each value is aligned, and make the table."""
+        line, at = 8, 0
+        self._offsets = {}
+        for key, field in sorted(self.fields.items(), key=lambda item: (-item[1].dtype.itemsize, item[1].width)):
+            self._offsets[key], at, line = at, at + field.width, max(line, field.dtype.itemsize)
+        words = -(-at // line) * line // 8
+        try:
+            self._table = torch.empty((self.capacity, words), dtype=torch.int64, device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"{8 * words * self.capacity} bytes for {self.capacity} rows are not free on {self.device}",
+                why=str(error).splitlines()[0], fix="Lower storage.max_size, or use storage.device=cpu.",
+            ) from error  # fmt: skip
+        self._columns = self._apart(self._table, self.fields)
+
+    def _apart(self, table: Tensor, keys: Iterable[Key]) -> dict[Key, Tensor]:
+        """Return columns of packed rows, which are views."""
+        rows, out = table.view(torch.uint8), {}
+        for key in keys:
+            field, at = self.fields[key], self._offsets[key]
+            out[key] = rows[:, at : at + field.width].view(field.dtype).view(len(rows), *field.shape)
+        return out
+
     def _note(self) -> None:
         """Note where the columns lie."""
+        self._memory = None
+        if self.elsewhere:
+            return
         self._addresses = np.array([column.data_ptr() for column in self._columns.values()], np.int64)
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}
-        self._memory = None
-        if own(self) and self.device.type == "cpu":  # of a subclass nobody knows what it changes
+        if own(self):  # of a subclass nobody knows what it changes
             self._memory = PlainColumns(dict(zip(self.fields, self._addresses.tolist(), strict=True)), self.written)
 
     def _exchange(
@@ -87,6 +119,9 @@ class LazyTensorStorage(Storage):
         state: State | None,
     ) -> None:  # fmt: skip
         """Make the columns that come, part by part, beside those that go."""
+        if self.elsewhere:  # a row is in one piece
+            super()._exchange(fields, kept, again, parts, state)
+            return
         made = LazyTensorStorage(self.max_size, device=self.device)
         exchange(self, made, fields, kept, again, parts)
         self.take_in(fields, made)
@@ -101,41 +136,44 @@ class LazyTensorStorage(Storage):
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         count, start = len(next(iter(columns.values()))), number % self.capacity
         fit = min(count, self.capacity - start)  # the others begin at the first row
-        if self.device.type == "cpu":
+        if self.elsewhere:
+            self._send(number, columns, count)
+        else:
             held, addresses, apart = by_row(columns, self.fields)
             kernels.rows.put(self._addresses, self._widths, start, fit, addresses, apart)
             if fit < count:
                 kernels.rows.put(self._addresses, self._widths, 0, count - fit, addresses + fit * apart, apart)
             del held
-        else:
-            self._grow(start + fit)
-            here = {key: columns[key].detach().to(self.device, non_blocking=True) for key in self._columns}
-            for key, column in self._columns.items():
-                column[start : start + fit] = here[key][:fit]
-                column[: count - fit] = here[key][fit:]
         self.written[0] = max(int(self.written[0]), start + fit)
 
+    def _send(self, number: int, columns: Mapping[Key, Tensor], count: int) -> None:
+        """Pack rows where they are, and order one copy of them; of many, one for each part."""
+        words, most = self._table.shape[1], max(1, _LARGEST // max(8, 8 * self._table.shape[1]))
+        here = all(columns[key].is_cpu for key in self.fields)
+        for first in range(0, count, most):
+            size, at = min(most, count - first), (number + first) % self.capacity
+            fit, shape = min(size, self.capacity - at), (size, words)
+            rows = empty_here(shape, torch.int64, self.device) if here else self._table.new_empty(shape)
+            for key, part in self._apart(rows, self.fields).items():
+                part.copy_(columns[key].detach()[first : first + size])
+            self._table[at : at + fit].copy_(rows[:fit], non_blocking=True)
+            if fit < size:  # the others begin at the first row
+                self._table[: size - fit].copy_(rows[fit:], non_blocking=True)
+
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        if self.device.type == "cpu":
+        if self.elsewhere:
+            last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]  # of a row given twice the last counts
+            taken, given = torch.from_numpy(last), {key: column.detach() for key, column in columns.items()}
+            parts = {key: column[taken.to(column.device)] for key, column in given.items()}
+            there = sent({"": torch.from_numpy(rows[last]), **parts}, self.device)
+            for key in columns:
+                self._columns[key].index_copy_(0, there[""], there[key])
+        else:
             held, sources = contiguous(columns, columns)
             places = [self._places[key] for key in columns]
             kernels.rows.scatter(self._addresses[places], self._widths[places], rows, sources)
             del held
-        else:
-            self._grow(int(rows.max(initial=-1)) + 1)
-            last = dict(zip(rows.tolist(), range(len(rows)), strict=True))  # a row given twice: the last counts
-            at = torch.tensor(list(last), device=self.device)
-            here = {key: column.detach()[list(last.values())].to(self.device) for key, column in columns.items()}
-            for key, column in here.items():
-                self._columns[key][at] = column
         self.written[0] = max(int(self.written[0]), int(rows.max(initial=-1)) + 1)
-
-    def _grow(self, rows: int) -> None:
-        for key, column in self._columns.items():
-            if len(column) < rows:
-                larger = self.fields[key].empty(min(self.capacity, max(rows, 2 * len(column))), self.device)
-                larger[: len(column)] = column
-                self._columns[key] = larger
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
@@ -144,9 +182,9 @@ class LazyTensorStorage(Storage):
                 "the storage holds no rows", why="nothing was stored yet", fix="Extend the buffer first."
             )
         chosen = self.fields if keys is None else {key: self.fields[key] for key in keys}
-        if self.device.type != "cpu":
-            at = torch.from_numpy(rows).to(self.device, non_blocking=True)
-            return {key: self._columns[key].index_select(0, at) for key in chosen}
+        if self.elsewhere:
+            there = sent({"": torch.from_numpy(rows)}, self.device)
+            return {key: column.contiguous() for key, column in self.take(there[""], list(chosen)).items()}
         count = len(rows)
         out = {key: sample_memory(field, count) for key, field in chosen.items()}
         targets = np.array([column.data_ptr() for column in out.values()], np.int64)
@@ -157,8 +195,17 @@ class LazyTensorStorage(Storage):
         kernels.rows.gather(addresses, widths, rows, targets)
         return out
 
+    def take(self, at: Tensor, keys: Sequence[Key]) -> dict[Key, Tensor]:
+        """Columns of rows `at`, which lies on the device as they do; of several keys views of one result."""
+        last = max((self._offsets[key] + self.fields[key].width for key in keys), default=0)
+        if len(keys) < 2 or last > 2 * sum(self.fields[key].width for key in keys):  # much of it would be for nothing
+            return {key: self._columns[key].index_select(0, at) for key in keys}
+        size = max(1, *(-(-self.fields[key].dtype.itemsize // 8) for key in keys))  # words of the widest
+        words = -(-last // (8 * size)) * size
+        return self._apart(self._table[:, :words].index_select(0, at), keys)
+
     def column(self, key: Key) -> Tensor:
-        """The live column `[capacity, *F]` (on a GPU: as far as it has grown). Not a copy."""
+        """The live column `[capacity, *F]`. Not a copy."""
         return self._columns[key]
 
     def memory(self) -> PlainColumns | None:
@@ -166,12 +213,14 @@ class LazyTensorStorage(Storage):
 
     def clear(self) -> None:
         self.fields, self._columns, self._memory, self.capacity = {}, {}, None, self.max_size
+        self._table = torch.empty(0)
         self.written[0] = 0
 
     @property
     def nbytes(self) -> int:
-        rows = int(self.written[0]) if self.device.type == "cpu" else None
-        return sum((len(c) if rows is None else rows) * self.fields[k].width for k, c in self._columns.items())
+        if self.elsewhere:
+            return self._table.nbytes
+        return int(self.written[0]) * sum(field.width for field in self.fields.values())
 
 
 def exchange(
