@@ -147,7 +147,7 @@ class Still(gym.Env):
 
 
 # ---- the update ------------------------------------------------------------------------------------------------------
-class Weights(NamedTuple):
+class Numbers(NamedTuple):
     """The numbers of a PPO update."""
 
     lr: float = 3e-4
@@ -163,13 +163,13 @@ class PPO:
 
     def __init__(
         self, net: TwoHeads, device: torch.device, graph: bool, batch_size: int, generator: torch.Generator,
-        weights: Weights = Weights(),
     ) -> None:  # fmt: skip
-        self.net, self.device, self.graph, self.size, self.w = net, device, graph, batch_size, weights
+        self.w = Numbers()
+        self.net, self.device, self.graph, self.size = net, device, graph, batch_size
         self.parameters = list(net.parameters())
-        lr = torch.tensor(weights.lr, device=device) if graph else weights.lr
+        lr = torch.tensor(self.w.lr, device=device) if graph else self.w.lr
         self.adam = torch.optim.Adam(
-            self.parameters, lr=lr, eps=weights.eps, fused=True, capturable=graph and device.type == "cuda"
+            self.parameters, lr=lr, eps=self.w.eps, fused=True, capturable=graph and device.type == "cuda"
         )
         self.generator = generator
         self.static: dict[str, Tensor] = {}
@@ -316,6 +316,7 @@ class _Operations(TorchDispatchMode):
         name = func.overloadpacket.__name__
         self.found["waits"] += name in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero")
         self.found["launches"] += not func.is_view
+        self.found["kernels"] = self.found["launches"]
         return func(*args, **(kwargs or {}))
 
 
@@ -362,4 +363,6 @@ def counted(device: torch.device) -> Iterator[Counter[str]]:
     for event in traced.events():
         if event.name.startswith(("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")):
             found["launches"] += 1
-        found["graphs"] += event.name == "cudaGraphLaunch"
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found["kernels"] += 1
+            found["nanoseconds"] += round(1000 * event.time_range.elapsed_us())
