@@ -103,7 +103,8 @@ class Part:
             return {}
         rounds = self.settings["rounds"]
         named = {f"{self.name}, {case}: {name}": calls[name] for name in there}
-        timed = fill(named, rounds, share * self.seconds / (rounds + 2) / len(there), per)
+        turn = min(share * self.seconds / (rounds + 2) / len(there), self.pick(1.0, 0.002))
+        timed = fill(named, rounds, turn, per)
         self.report.sides += timed
         return {side.name.rpartition(": ")[2]: side for side in timed}
 
@@ -517,7 +518,7 @@ RECIPES = {
     "ppo_exact": Recipe(8192, 1024, ">= 5"),
     "dqn_cartpole": Recipe(4096, 512, ">= 5"),
 }
-QUIET = ["console=off", "logger=none", "run.eval_episodes=0", "run.eval_every=0"]
+QUIET = ["console=off", "logger=none", "run.eval_episodes=0"]
 
 
 def train(part: Part) -> None:
