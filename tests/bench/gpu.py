@@ -432,13 +432,14 @@ def _sac(part: Part) -> None:
         },
     }, [n]).to(part.device)  # fmt: skip
     weights, starts = {}, {}
+    way = part.pick("auto", "autograd")  # which is what a GPU takes
 
     def make(name: str) -> Callable[[], Any]:
         seen, acted = Composite({"observation": Unbounded((3,))}), Bounded(-1.0, 1.0, (1,))
         actor, critics = build_soft_actor_critic(seen, acted, hidden=(64, 64), generator=0)
         noise = torch.Generator(device=part.device).manual_seed(0)
         loss = SACLoss(actor, list(critics), generator=noise).to(part.device)
-        one = Update(loss, SoftUpdate(loss, tau=0.005), lr=1e-3, generator=noise, max_grad_norm=None)
+        one = Update(loss, SoftUpdate(loss, tau=0.005), lr=1e-3, generator=noise, max_grad_norm=None, gradient=way)
         starts[name] = one.flat.tensor.detach().clone()
 
         def step() -> None:
