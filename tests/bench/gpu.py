@@ -88,6 +88,13 @@ class Part:
                     torch.cuda.empty_cache()
         return found
 
+    def again(self, case: str, sides: Sides, times: int) -> dict[str, Callable[[], Any]]:
+        """Call each so many times; return those that still stand after that."""
+        there = dict(sides)
+        for _ in range(times):
+            there = {name: there[name] for name in self.made(case, there)}
+        return there
+
     def fill(self, case: str, sides: Sides, per: int = 1, share: float = 0.15) -> dict[str, Side]:
         """Time calls that are short, `share` of the part's time in all."""
 
@@ -96,9 +103,7 @@ class Part:
             hand.wait(self.device)
 
         calls = {name: partial(whole, call) for name, call in sides.items()}
-        there = self.made(case, calls)
-        for _ in range(hand.WARM):  # past what is recorded and proven
-            there = self.made(case, {name: calls[name] for name in there})
+        there = self.again(case, calls, hand.WARM + 1)  # past what is recorded and proven
         if not there:
             return {}
         rounds = self.settings["rounds"]
@@ -112,7 +117,7 @@ class Part:
         """Time whole runs, each of so many units, which say their seconds: once small, then in turns until the time."""
         warm = self.made(case, {name: partial(run, max(1, units // 4)) for name, run in runs.items()})
         names, seconds, took = [*warm], {name: [] for name in warm}, 0.0
-        for turn in range(self.settings["rounds"]):
+        for turn in range(self.pick(self.settings["rounds"], 2)):
             if not names or (turn and time.perf_counter() + took > until):
                 break
             began = time.perf_counter()
@@ -151,6 +156,8 @@ def measure(settings: dict[str, Any]) -> Report:
     began = time.perf_counter()
     if settings["device"] == "cpu":
         whole.note("device=cpu: the way is walked in tiny sizes; bars are a GPU's, and say nothing here")
+    if settings["peers"] and {"update", "values", "rnn"} & {*asked}:
+        torchrl_estimates()  # what is imported is on no part's clock
     for at, name in enumerate(asked):
         left = settings["seconds"] - (time.perf_counter() - began)
         share = SHARES[name] / sum(SHARES[later] for later in asked[at:])
@@ -396,8 +403,7 @@ def update(part: Part) -> None:
         }
         peers = {"torchrl": theirs} if part.settings["peers"] else {}
         sides = part.made(net.name, {**ours, EAGER: partial(by_hand, EAGER), GRAPH: partial(by_hand, GRAPH), **peers})
-        for _ in range(2):  # plain, recorded, proven and replayed
-            part.made(net.name, sides)
+        sides = part.again(net.name, sides, 2)  # plain, recorded, proven and replayed
         weights = {name: _weights(pairs[name]) for name in sides}
         for name, other in ((AUTO, OFF), (AUTO, EAGER), (GRAPH, EAGER), ("torchrl", EAGER)):
             if {name, other} <= weights.keys():
@@ -452,9 +458,8 @@ def _sac(part: Part) -> None:
     sides = part.made(case, {
         name: partial(with_graphs, mode, partial(make, name)) for name, mode in ((AUTO, "auto"), (OFF, "off"))
     })  # fmt: skip
-    for _ in range(6):
-        part.made(case, sides)
-    if len(weights) == 2:
+    sides = part.again(case, sides, 6)
+    if len(sides) == 2:
         gap = _apart(weights[AUTO].detach(), weights[OFF].detach(), starts[AUTO])
         most = 0.0 if part.tiny else WAY_OFF["cuda"]
         part.same(f"SAC: weights of {AUTO} and {OFF}, in ways that they went", gap, most)
@@ -566,7 +571,7 @@ def _loop(part: Part, recipe: str, in_graph: bool, frames: int) -> float:
     options = {"frames": frames, "steps": steps, "batch_size": min(256, ENVS * steps)}
     if recipe == "ppo_pong":
         net = Net("Nature CNN", (4, 84, 84), 6)
-        make = [partial(hand.atari, "ALE/Pong-v5")] * ENVS
+        make = [hand.stacked_pong] * ENVS
         envs: Any = AsyncVectorEnv(make, autoreset_mode=AutoresetMode.SAME_STEP)
         options["epochs"] = 4
     else:
@@ -614,16 +619,14 @@ def recurrent(part: Part) -> None:
                 part.refuse(
                     f"{case}: torchrl, triton", "it compiles for half a minute: python -m tests.bench rnn device=cuda"
                 )
-            there = part.made(case, sides)
-            for _ in range(hand.WARM):
-                there = part.made(case, {name: sides[name] for name in there})
+            there = part.again(case, sides, hand.WARM + 1)
             if AUTO in there and in_graph in there:
                 pairs = zip((*eager().outputs, *eager().gradients), (*out[0].outputs, *out[0].gradients), strict=True)
                 gap = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in pairs)
                 part.same(
                     f"{case}: outputs and gradients with a graph and without", gap, rnn.TOLERANCE[part.device.type]
                 )
-            timed = part.fill(case, {name: sides[name] for name in there}, share=0.5 / len(sizes) / len(cells))
+            timed = part.fill(case, there, share=0.5 / len(sizes) / len(cells))
             part.ratio(timed, AUTO, rnn.FLOOR, "<= 1.0")
             part.ratio(timed, in_graph, rnn.FLOOR, "<= 0.7")
             for name in (name for name in timed if name.startswith("torchrl")):

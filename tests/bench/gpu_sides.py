@@ -215,13 +215,19 @@ COLUMNS = {"obs": "observation", "action": "action", "old": "sample_log_prob", "
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------
-def atari(env_id: str) -> gym.Env:
-    """Make what SB3 and ours see, too: 4 stacked frames of 84 x 84, every fourth shown."""
+def pong(**options: Any) -> gym.Env:
+    """Make the bare game; another process knows it by that, too."""
     import ale_py
-    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
     gym.register_envs(ale_py)
-    return FrameStackObservation(AtariPreprocessing(gym.make(env_id, frameskip=1)), 4)
+    return gym.make("ALE/Pong-v5", frameskip=1, **options)
+
+
+def stacked_pong() -> gym.Env:
+    """Make what SB3 and ours see, too: 4 stacked frames of 84 x 84, every fourth shown."""
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    return FrameStackObservation(AtariPreprocessing(pong()), 4)
 
 
 def train_ppo(
@@ -275,7 +281,7 @@ def train_sb3(recipe: str, frames: int, device: torch.device) -> float:
 
     where: dict[str, Any] = {"device": str(device), "seed": 0}
     if recipe == "ppo_pong":
-        vec: Any = VecFrameStack(make_atari_env("ALE/Pong-v5", 8, seed=0, vec_env_cls=SubprocVecEnv), 4)
+        vec: Any = VecFrameStack(make_atari_env(pong, 8, seed=0, vec_env_cls=SubprocVecEnv), 4)
         model: Any = sb3.PPO("CnnPolicy", vec, n_steps=128, batch_size=256, n_epochs=4, **where)
     elif recipe == "ppo_exact":
         vec = make_vec_env("CartPole-v1", 8, seed=0)

@@ -132,7 +132,7 @@ SETTINGS: dict[str, Settings] = {
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
 }
-_TINY = {"seconds": 10.0, "recipes": "ppo_exact", "rounds": 7}
+_TINY = {"recipes": "ppo_exact", "rounds": 7}
 _ON_A_GPU = {"sequences": [128], "steps": [128], "units": [256], "resets": [3]}
 
 BENCHES = Benches(

@@ -13,7 +13,7 @@ from tests.bench import gpu, gpu_sides
 from tests.bench.settings import BENCHES
 from tests.graphs.standin import StandIn
 
-SMALL = ["device=cpu", "seconds=20", "peers=False", "strict=True"]
+SMALL = ["device=cpu", "peers=False", "strict=True"]
 
 
 @pytest.fixture(autouse=True)
