@@ -285,7 +285,11 @@ def _acting(
 
 def _collector(net: Net, steps: int, actor: Any, device: torch.device) -> Callable[[], Any]:
     env = SerialEnv(ENVS, lambda: GymEnv(hand.Still(net.shape, net.actions), categorical_action_encoding=True))
-    where = {} if device.type == "cpu" else {"policy_device": device, "storing_device": device}
+    where = (
+        {}
+        if device.type == "cpu"
+        else {"storing_device": device, **({} if actor is None else {"policy_device": device})}
+    )
     return Collector(
         env, actor, frames_per_batch=ENVS * steps, next_obs="exact", seed=0, track_traj_ids=False, **where
     ).rollout
@@ -293,7 +297,7 @@ def _collector(net: Net, steps: int, actor: Any, device: torch.device) -> Callab
 
 def act(part: Part) -> None:
     """Acting alone: hand-written sides are given rows; of ours, collecting with random actions is taken off."""
-    steps = part.pick(128, 4)
+    steps = part.pick(128, 2)
     for net in _nets(part):
         pair = net.pair(part.device)
         shown = np.stack([hand.Still(net.shape, net.actions).shown] * ENVS)
@@ -378,7 +382,7 @@ def _updating(
 
 def update(part: Part) -> None:
     """PPO of both nets against hand-written updates, then SAC's against our own plain calls."""
-    minibatches, size = part.pick((16, 256), (6, 8))
+    minibatches, size = part.pick((16, 256), (4, 8))
     for net in _nets(part):
         start, batch = net.pair(part.device), _batch(net, minibatches * size, part.device)
         pairs: dict[str, ActorCritic] = {name: copy.deepcopy(start) for name in (AUTO, OFF, EAGER, GRAPH, "torchrl")}
@@ -491,9 +495,12 @@ def values(part: Part) -> None:
                 name: partial(f, 0.99, 0.95, *columns) for name, f in torchrl_estimates().items() if "loop" not in name
             }
         expected = generalized_advantage_estimate(0.99, 0.95, *(x.cpu() for x in columns), backend="reference")
-        for _ in range(hand.WARM + 1):
-            in_graph()
-        for name, found in ((AUTO, ours()), ("in a graph", out)):
+        sides = part.again(case, sides, hand.WARM + 1)
+        checked = {AUTO: ours} if AUTO in sides else {}
+        if "rlcli, in a graph" in sides:
+            checked["rlcli, in a graph"] = lambda out=out: out
+        for name, compute in checked.items():
+            found = compute()
             gap = max(float((a.cpu() - b).abs().max()) for a, b in zip(found, expected, strict=True))
             part.same(f"{case}: advantages of {name} and of the reference", gap, 1e-4)
         source = torch.empty(11 * columns[0].numel(), dtype=torch.uint8, device=part.device)  # read, and written: 22
