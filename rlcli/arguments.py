@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -55,6 +56,14 @@ def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     if value not in allowed:
         raise ArgumentError(f"unknown {name} {value!r}", fix=f"Choose one of {', '.join(map(str, allowed))}")
     return value
+
+
+def nearest(
+    name: str, names: Iterable[str], n: int = 1, cutoff: float = 0.6, shown: Callable[[str], str] = str
+) -> str | None:
+    """Return the question whether one of the names was meant, or `n` of them at most; None where none is like it."""
+    near = difflib.get_close_matches(name, list(names), n, cutoff)
+    return f"Did you mean {' or '.join(map(shown, near))}?" if near else None
 
 
 def callable_(name: str, value: Any) -> Any:

@@ -15,6 +15,7 @@ import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
 from torch import nn
+from torch.distributions import Categorical, Normal
 
 from rlcli.bench import collect_loops as by_hand
 from rlcli.bench import peers
@@ -131,10 +132,11 @@ def _against_hand(report: Report, env_id: str, lanes: int, bar: str) -> None:
     pair = _pair(case.env())
     net = pair.actor.module[0].module
     if isinstance(case.make().action_space, gym.spaces.Discrete):
-        hand = by_hand.discrete(case.make, lanes, case.steps, net)
+        hand = by_hand.drawn(case.make, lanes, case.steps, lambda obs: Categorical(logits=net(obs)))
     else:
         mean, scale = (stage.module for stage in net)
-        hand = by_hand.continuous(case.make, lanes, case.steps, mean, scale.value().detach())
+        std = scale.value().detach()
+        hand = by_hand.drawn(case.make, lanes, case.steps, lambda obs: Normal(mean(obs), std))
     sides: Sides = {"hand-written": hand} | case.modes(pair)
     _check(report, case.label, pair, sides["rlcli full"](), hand())
     case.time(sides)
@@ -221,7 +223,7 @@ def _faces(report: Report, env_id: str) -> None:
         "hand-written, again", "rlcli, any tensordict policy", "hand-written with bookkeeping", "rlcli with bookkeeping"
     )  # fmt: skip
     case.time({
-        hand: by_hand.discrete(case.make, 8, case.steps, net),
+        hand: by_hand.drawn(case.make, 8, case.steps, lambda obs: Categorical(logits=net(obs))),
         # a closure hides the actor from us: it is called on a tensordict at every step
         ours: case.ours(pair, "full", policy=lambda td: pair.actor(td)),
         hand_kept: by_hand.with_bookkeeping(case.make, 8, case.steps, net),

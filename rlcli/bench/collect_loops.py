@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
-from torch.distributions import Categorical, Normal
+from torch.distributions import Categorical, Distribution, Normal
 
 
 class Stored(dict):
@@ -33,34 +33,42 @@ def _empty(
     )  # fmt: skip
 
 
-def discrete(
-    make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, seed: int = 0
-) -> Callable[[], Stored]:
-    """Collect discrete actions: SyncVectorEnv, one forward and one Categorical a step."""
+def drawn(
+    make: Callable[[], gym.Env], lanes: int, steps: int, law_of: Callable[[torch.Tensor], Distribution], *,
+    after_step: Callable[[int, Stored], None] | None = None, norm: Normalised | None = None,
+) -> Callable[[], Stored]:  # fmt: skip
+    """Collect on a SyncVectorEnv: one forward and one draw a step; box actions are clipped when executed."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
-    state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0])}
-    width = envs.single_observation_space.shape
+    seen = envs.reset(seed=0)[0]
+    state = {"obs": torch.as_tensor(seen if norm is None else norm(seen), dtype=torch.float32)}
+    width, space = envs.single_observation_space.shape, envs.single_action_space
+    box = isinstance(space, gym.spaces.Box)
 
     def collect() -> Stored:
-        rows = _empty(steps, lanes, width)
+        rows = _empty(steps, lanes, width, space.shape, torch.float32 if box else torch.int64)
         obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
         obs = state["obs"]
         for t in range(steps):
-            with torch.no_grad():
-                law = Categorical(logits=net(obs))
-                action = law.sample()
-                log_probs[t] = law.log_prob(action)
             obs_rows[t] = obs
+            with torch.no_grad():
+                law = law_of(obs)
+                action = law.sample()
+                log_prob = law.log_prob(action)
+                log_probs[t] = log_prob.sum(-1) if box else log_prob
             actions[t] = action
-            after, reward, term, trunc, infos = envs.step(action.numpy())
-            following = torch.as_tensor(after, dtype=torch.float32)
+            sent = np.clip(action.numpy(), space.low, space.high) if box else action.numpy()
+            after, reward, term, trunc, infos = envs.step(sent)
+            following = torch.as_tensor(after if norm is None else norm(after), dtype=torch.float32)
             next_rows[t] = following
             if "final_obs" in infos:
                 for lane in np.flatnonzero(infos["_final_obs"]):
-                    next_rows[t, lane] = torch.as_tensor(infos["final_obs"][lane])
+                    final = infos["final_obs"][lane]
+                    next_rows[t, lane] = torch.as_tensor(final if norm is None else norm.of(final))
             rewards[t] = torch.as_tensor(reward)
             terminated[t] = torch.as_tensor(term)
             truncated[t] = torch.as_tensor(trunc)
+            if after_step is not None:
+                after_step(t, rows)
             obs = following
         state["obs"] = obs
         return rows
@@ -105,79 +113,28 @@ def pooled(env_id: str, lanes: int, steps: int, net: nn.Module, seed: int = 0) -
     return collect
 
 
-def continuous(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, std: torch.Tensor, seed: int = 0):
-    """Collect box actions: a Normal with a learned deviation, clipped to the bounds when executed."""
-    envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
-    state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0], dtype=torch.float32)}
-    width, d = envs.single_observation_space.shape, envs.single_action_space.shape
-    low, high = envs.single_action_space.low, envs.single_action_space.high
-
-    def collect() -> Stored:
-        rows = _empty(steps, lanes, width, d, torch.float32)
-        obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
-        obs = state["obs"]
-        for t in range(steps):
-            with torch.no_grad():
-                law = Normal(net(obs), std)
-                action = law.sample()
-                log_probs[t] = law.log_prob(action).sum(-1)
-            obs_rows[t] = obs
-            actions[t] = action
-            after, reward, term, trunc, infos = envs.step(np.clip(action.numpy(), low, high))
-            following = torch.as_tensor(after, dtype=torch.float32)
-            next_rows[t] = following
-            if "final_obs" in infos:
-                for lane in np.flatnonzero(infos["_final_obs"]):
-                    next_rows[t, lane] = torch.as_tensor(infos["final_obs"][lane], dtype=torch.float32)
-            rewards[t] = torch.as_tensor(reward, dtype=torch.float32)
-            terminated[t] = torch.as_tensor(term)
-            truncated[t] = torch.as_tensor(trunc)
-            obs = following
-        state["obs"] = obs
-        return rows
-
-    return collect
-
-
 def recurrent(
-    make: Callable[[], gym.Env], lanes: int, steps: int, encoder: nn.Module, cell: nn.GRUCell, head: nn.Module,
-    seed: int = 0,
-) -> Callable[[], Stored]:  # fmt: skip
-    """Collect as `discrete` with a memory: each step's state is stored, zero at an episode's start."""
-    envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
-    state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0]), "h": torch.zeros(lanes, cell.hidden_size)}
-    width = envs.single_observation_space.shape
+    make: Callable[[], gym.Env], lanes: int, steps: int, encoder: nn.Module, cell: nn.GRUCell, head: nn.Module
+) -> Callable[[], Stored]:
+    """Collect discrete actions with a memory: each step's state is stored, zero at an episode's start."""
+    h, states = torch.zeros(lanes, cell.hidden_size), list[torch.Tensor]()
 
-    def collect() -> Stored:
-        rows = _empty(steps, lanes, width)
-        obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
-        state_rows = torch.empty(steps, lanes, cell.hidden_size)
-        obs, h = state["obs"], state["h"]
-        for t in range(steps):
-            state_rows[t] = h
-            with torch.no_grad():
-                h = cell(encoder(obs), h)
-                law = Categorical(logits=head(h))
-                action = law.sample()
-                log_probs[t] = law.log_prob(action)
-            obs_rows[t] = obs
-            actions[t] = action
-            after, reward, term, trunc, infos = envs.step(action.numpy())
-            following = torch.as_tensor(after, dtype=torch.float32)
-            next_rows[t] = following
-            if "final_obs" in infos:
-                over = np.flatnonzero(infos["_final_obs"])
-                for lane in over:
-                    next_rows[t, lane] = torch.as_tensor(infos["final_obs"][lane])
-                h[over] = 0.0
-            rewards[t] = torch.as_tensor(reward)
-            terminated[t] = torch.as_tensor(term)
-            truncated[t] = torch.as_tensor(trunc)
-            obs = following
-        state.update(obs=obs, h=h)
-        return Stored(rows, state=state_rows)
+    def law_of(obs: torch.Tensor) -> Distribution:
+        nonlocal h
+        states.append(h)
+        h = cell(encoder(obs), h)
+        return Categorical(logits=head(h))
 
-    return collect
+    def forget(t: int, rows: Stored) -> None:
+        h[rows["terminated"][t] | rows["truncated"][t]] = 0.0
+
+    collect = drawn(make, lanes, steps, law_of, after_step=forget)
+
+    def collect_states() -> Stored:
+        states.clear()
+        return Stored(collect(), state=torch.stack(states))
+
+    return collect_states
 
 
 class Point(gym.Env):
@@ -261,49 +218,32 @@ class Normalised:
         self.mean = self.mean + delta * n / total
         self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
         self.count = total
+        return self.of(x)
+
+    def of(self, x: np.ndarray) -> np.ndarray:
         return np.clip((x - self.mean) / np.sqrt(self.var + 1e-8), -10, 10).astype(np.float32)
 
 
 def with_bookkeeping(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module):
-    """Collect as `discrete` with observation normalisation, a step counter and the return so far."""
-    envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
-    norm = Normalised(envs.single_observation_space.shape)
-    state = {"obs": torch.as_tensor(norm(envs.reset(seed=0)[0]))}
-    width = envs.single_observation_space.shape
+    """Collect discrete actions with observation normalisation, a step counter and the return so far."""
     counts, returns = torch.zeros(lanes, dtype=torch.int64), torch.zeros(lanes)
 
-    def collect() -> Stored:
-        rows = _empty(steps, lanes, width)
-        obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
-        step_count = torch.empty(steps, lanes, dtype=torch.int64)
-        episode_reward = torch.empty(steps, lanes)
-        obs = state["obs"]
-        for t in range(steps):
-            with torch.no_grad():
-                law = Categorical(logits=net(obs))
-                action = law.sample()
-                log_probs[t] = law.log_prob(action)
-            obs_rows[t] = obs
-            actions[t] = action
-            step_count[t] = counts
-            after, reward, term, trunc, infos = envs.step(action.numpy())
-            following = torch.as_tensor(norm(after))
-            next_rows[t] = following
-            if "final_obs" in infos:
-                for lane in np.flatnonzero(infos["_final_obs"]):
-                    final = np.clip((infos["final_obs"][lane] - norm.mean) / np.sqrt(norm.var + 1e-8), -10, 10)
-                    next_rows[t, lane] = torch.as_tensor(final)
-            rewards[t] = torch.as_tensor(reward)
-            returns.add_(rewards[t])
-            episode_reward[t] = returns
-            terminated[t] = torch.as_tensor(term)
-            truncated[t] = torch.as_tensor(trunc)
-            over = terminated[t] | truncated[t]
-            counts.add_(1)
-            counts[over] = 0
-            returns[over] = 0.0
-            obs = following
-        state["obs"] = obs
-        return Stored(rows, step_count=step_count, episode_reward=episode_reward)
+    step_count, episode_reward = torch.empty(0), torch.empty(0)
 
-    return collect
+    def count(t: int, rows: Stored) -> None:
+        step_count[t] = counts
+        episode_reward[t] = returns.add_(rows["reward"][t])
+        over = rows["terminated"][t] | rows["truncated"][t]
+        counts.add_(1)
+        counts[over] = 0
+        returns[over] = 0.0
+
+    norm = Normalised(make().observation_space.shape or ())
+    collect = drawn(make, lanes, steps, lambda obs: Categorical(logits=net(obs)), after_step=count, norm=norm)
+
+    def collect_counted() -> Stored:
+        nonlocal step_count, episode_reward
+        step_count, episode_reward = torch.empty(steps, lanes, dtype=torch.int64), torch.empty(steps, lanes)
+        return Stored(collect(), step_count=step_count, episode_reward=episode_reward)
+
+    return collect_counted

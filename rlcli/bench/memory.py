@@ -133,7 +133,8 @@ def _games(report: Report, settings: dict[str, Any], ids: list[str]) -> None:
     if packed:
         mean = sum(packed) / len(packed)
         report.figures.append(Figure(f"stacks of {len(packed)} games, compressed", mean, "B", "<= 400"))
-        batches = list(pong_by_rule(_atari("ALE/Pong-v5"), settings["frames"]))
+        by_rule = TensorDictModule(Paddle(), ["observation"], ["action"])
+        batches = list(play(_atari("ALE/Pong-v5"), settings["frames"], by_rule))
         _game(report, settings, "Pong by rule (not learned)", batches, beside=True)
         colours = [*_atari(ids[0]), "env.atari.grayscale=false"]
         _game(report, settings, f"{ids[0]} in colour", list(play(colours, settings["frames"])), beside=True)
@@ -232,10 +233,6 @@ class Paddle(nn.Module):
         """Return the mean row of what is seen; NaN where nothing is."""
         count = seen.sum((-2, -1))
         return (seen.sum(-1) * rows).sum(-1) / count
-
-
-def pong_by_rule(words: list[str], frames: int) -> Iterator[TensorDictBase]:
-    return play(words, frames, TensorDictModule(Paddle(), ["observation"], ["action"]))
 
 
 def trained_cartpole(frames: int) -> tuple[list[TensorDictBase], float]:

@@ -11,7 +11,7 @@ import dataclasses
 import gc
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -198,29 +198,18 @@ def _longest_episode(cfg: CollectConfig) -> int | None:
 
 
 # ---- advice ----------------------------------------------------------------------------------------------------------
-class _Changed(NamedTuple):
-    """The same run with some overrides changed, planned again."""
-
-    cfg: CollectConfig
-    forecast: Callable[[Any], Plan]
-
-    def allowed(self, change: fit.Change) -> bool:
-        return set(validate(self._with(change))) <= set(validate(self.cfg))
-
-    def plan(self, change: fit.Change) -> Plan:
-        return self.forecast(self._with(change))
-
-    def _with(self, change: fit.Change) -> CollectConfig:
-        changed = copy.deepcopy(self.cfg)
-        for given, value in change.items():
-            group, _, name = given.rpartition(".")
-            if name in groups(type(changed)):
-                kinds = {"kind": value, "next_obs": value} if name == "memory" else {"kind": value}
-                value = as_choice(registry.options_of(name, value), getattr(changed, name), **kinds)
-            setattr(value_at(changed, group) if group else changed, name, value)
-        return changed
-
-
 def advice_for(cfg: CollectConfig, plan: Plan, forecast: Callable[[Any], Plan]) -> list[str]:
     """List the overrides that make a too small place fit; `forecast` plans a configuration."""
-    return fit.advice_for(workload_of(cfg), plan, _Changed(cfg, forecast))
+
+    def changed(change: fit.Change) -> CollectConfig:
+        other = copy.deepcopy(cfg)
+        for given, value in change.items():
+            group, _, name = given.rpartition(".")
+            if name in groups(type(other)):
+                kinds = {"kind": value, "next_obs": value} if name == "memory" else {"kind": value}
+                value = as_choice(registry.options_of(name, value), getattr(other, name), **kinds)
+            setattr(value_at(other, group) if group else other, name, value)
+        return other
+
+    other = fit.Other(lambda x: {*validate(changed(x))} <= {*validate(cfg)}, lambda x: forecast(changed(x)))
+    return fit.advice_for(workload_of(cfg), plan, other)

@@ -66,9 +66,10 @@ def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     made = registry.build("policy", p.kind, object, env.observation_spec, env.action_spec, **options)
     pair = tuple(made) if isinstance(made, tuple | ActorCritic) else (made, None)
     if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module) or not isinstance(pair[1], torch.nn.Module | None):
+        kinds = " and ".join(type(part).__name__ for part in pair if part is not None) or "None"
         raise ConfigError(
             f"policy={p.kind} is no module",
-            why=f"its builder gave {'a pair of ' if len(pair) == 2 and pair[1] else ''}{_kinds(pair)}",
+            why=f"its builder gave {'a pair of ' if len(pair) == 2 and pair[1] else ''}{kinds}",
             fix="Return an nn.Module that acts, or a pair (actor, critic).",
         )
     if any(isinstance(m, torch.jit.ScriptModule) for part in pair if part is not None for m in part.modules()):
@@ -93,10 +94,6 @@ def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
             fix="Leave state_dict to nn.Module, or have it return a dict of tensors.",
         ) from error  # fmt: skip
     return policy
-
-
-def _kinds(pair: tuple) -> str:
-    return " and ".join(type(part).__name__ for part in pair if part is not None) or "None"
 
 
 def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:

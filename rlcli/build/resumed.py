@@ -98,7 +98,8 @@ def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSig
 
         saved = find_state(run)
         sealed, run_to_end, lost = saved.state, fill, None
-        frames, written = saved.frames, saved.total if saved.closed else 0
+        frames, segments = saved.frames, saved.segments
+        written = segments.frames if segments is not None and segments.closed else 0  # and nothing is missing
     different = changes(run, cfg, frames, sealed, overrides)
     different.check(run, force=force)
     if written >= cfg.total_frames and run.summary.get("status") == "done":

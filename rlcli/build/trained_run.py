@@ -245,7 +245,7 @@ def _asked_for(cfg: CollectConfig, asked: str | None) -> Checkpoint:
     trained = path.resolve().parents[1] if one else path
     if not one or (trained / RUN).exists():
         check_imports(open_run(trained))
-    state = checkpoint.load(path) if one else newest(open_run(path))
+    state = checkpoint.asked_for(asked)
     learned = config_of(state.manifest["config"])
     its, here, table = settings(learned), settings(cfg), leaves(type(learned))
     other = {  # as they are typed: its own, and the one here

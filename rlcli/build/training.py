@@ -59,7 +59,8 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
             learner = learner_of(cfg, run, stop, first=first, chosen=chosen, ranks=ranks)
         with learner.reporter:
             if learner.copy_rows is not None:
-                learner.begin(learner.copy_rows())
+                learner.init_rows = learner.copy_rows()  # a resumed run has them
+                learner.loop.begin_with(learner.init_rows.rows)
             learner.run_to_end()
     from rlcli.build.trained_run import TrainingRun
 

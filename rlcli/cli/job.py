@@ -77,9 +77,9 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from rlcli.config.compose import drop, whole_tree
+    from rlcli.config.compose import compose_tree, drop
 
-    node = ready.job.node if part == "job" else whole_tree(ready)
+    node = ready.job.node if part == "job" else compose_tree(ready.verb, [item.text for item in ready.checked])
     if part == "job":
         drop(node, {key for key in left_out(ready.job.cfg) if not f"{package}.".startswith(f"{key}.")})
     try:

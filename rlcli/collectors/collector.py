@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import InteractionType
 from torch import nn
 
 from rlcli import arguments
 from rlcli.collectors.base import BaseCollector, called
 from rlcli.collectors.devices import NOT_COPIED, column_memory, own_copy, place, synchronize
-from rlcli.collectors.options import FIELDS, CollectorOptions, next_steps, steps_of
+from rlcli.collectors.options import CollectorOptions, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import ActingModels
-from rlcli.collectors.wiring import EnvMaker, array_path, make_env, refuse_random_now, wire, with_transforms
+from rlcli.collectors.wiring import array_path, make_env, refuse_random_now, wire, with_transforms
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
@@ -36,11 +36,19 @@ from rlcli.weight_update.publisher import POLICY, Publisher
 
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
-    from rlcli.collectors.finish import Delivered, Filled, TrajectoryPool
+    from rlcli.collectors.finish import Delivered, Filled
     from rlcli.collectors.rollout import Rollout
     from rlcli.processes.group import WorkerGroup
     from rlcli.weight_update.receiver import ModelsReceiver
-    from rlcli.weight_update.updaters import WeightUpdaterBase
+
+
+P = ParamSpec("P")
+Taking: TypeAlias = Callable[Concatenate[Any, P], None]
+
+
+def _taking(options: Taking[P]) -> Callable[[Callable[..., None]], Taking[P]]:
+    """Give a constructor the signature of those options."""
+    return functools.wraps(options, assigned=(), updated=())
 
 
 class Collector(BaseCollector):
@@ -159,60 +167,9 @@ class Collector(BaseCollector):
     fast = True
     env: EnvBase
 
-    def __init__(
-        self,
-        create_env_fn: EnvMaker,
-        policy: Any = None,
-        *,
-        policy_factory: Callable[[], Any] | None = None,
-        frames_per_batch: int = 200,
-        total_frames: int = -1,
-        device=None,
-        env_device=None,
-        policy_device=None,
-        storing_device=None,
-        devices=None,
-        next_obs: str | None = None,
-        compact_obs: bool = False,
-        delta_dtype: torch.dtype = torch.float16,
-        on_overflow: str = "raise",
-        keep_keys: Sequence[Key] | None = None,
-        max_frames_per_traj: int | None = None,
-        init_random_frames: int | None = 0,
-        reset_at_each_iter: bool = False,
-        reset_when_done: bool = True,
-        split_trajs: bool = False,
-        set_truncated: bool = False,
-        exploration_type: InteractionType | None = InteractionType.RANDOM,
-        postproc: Callable[[TensorDictBase], TensorDictBase | None] | None = None,
-        replay_buffer: Any = None,
-        extend_buffer: bool = True,
-        trajs_per_batch: int | None = None,
-        traj_format: str | None = None,
-        deliver_leftovers: bool = False,
-        reuse_batch: bool = False,
-        track_traj_ids: bool = True,
-        track_policy_version: bool | None = None,
-        update_at_each_batch: bool = False,
-        weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
-        weights_swap: str = "rollout",
-        no_cuda_sync: bool = False,
-        filter_warnings_subprocess: bool = True,
-        pre_collect_hook: Callable[[], Any] | None = None,
-        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
-        trust_policy: bool | None = None,
-        use_buffers: bool | None = None,
-        auto_register_policy_transforms: bool = True,
-        recurrent_state_stride: int = 1,
-        create_env_kwargs: dict[str, Any] | None = None,
-        seed: int | None = None,
-        episode_seeds: bool = False,
-        first_lane: int = 0,
-        all_lanes: int | None = None,
-        traj_pool: TrajectoryPool | None = None,
-    ) -> None:
-        given = locals()
-        s = CollectorOptions(**{name: given[name] for name in FIELDS})
+    @_taking(CollectorOptions.__init__)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        s = CollectorOptions(*given, **options)
         super().__init__(s)
         self._options = dataclasses.replace(s, replay_buffer=None)  # an attribute holds it, and may let go of it
         self.frames_per_batch, self.total_frames = s.frames_per_batch, s.total_frames
@@ -242,7 +199,6 @@ class Collector(BaseCollector):
             self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
             self._made: Rollout | None = None
-            self._pool: Any = None  # of memory for batches, in place of the engine's own
             self._connect()
             if s.seed is not None or self.vec_env.run_seed is None:
                 self.vec_env.seed(self.seed, every_episode=s.episode_seeds, first_lane=s.first_lane, total=s.all_lanes)
@@ -271,7 +227,7 @@ class Collector(BaseCollector):
             adopting = self._models.adopting if self.weights_swap == "step" else None
             self._made = Rollout(
                 self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting,
-                pool=self._pool, empty=column_memory(self.placement),
+                empty=column_memory(self.placement),
             )  # fmt: skip
         return self._made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,13 +46,14 @@ def _option(default: Any = MISSING, scope: str = WORKER, **about: Any) -> Any:
     return field(default=default, metadata={"scope": scope, **about})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CollectorOptions:
     """Hold all options of a collector; each is described at `Collector`."""
 
     create_env_fn: Any = _option(scope=EACH)
-    create_env_kwargs: dict[str, Any] | None = _option(None, EACH)
     policy: Any = _option(None)
+    _: KW_ONLY
+    create_env_kwargs: dict[str, Any] | None = _option(None, EACH)
     policy_factory: Callable[[], Any] | None = _option(None, EACH)
     frames_per_batch: int = _option(200, EACH, least=1)
     total_frames: int = _option(-1)
@@ -95,6 +96,9 @@ class CollectorOptions:
     replay_buffer: Any = _option(None, PARENT)
     extend_buffer: bool = _option(True, PARENT)
     weight_updater: Any = _option(None, PARENT)
+    filter_warnings_subprocess: bool | None = _option(True, PARENT)  # this and what follows without effect
+    trust_policy: bool | None = _option(None, PARENT)
+    use_buffers: bool | None = _option(None, PARENT)
 
     def __post_init__(self) -> None:
         must = ("frames_per_batch", "total_frames", "recurrent_state_stride", "first_lane")

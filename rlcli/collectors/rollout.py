@@ -59,14 +59,14 @@ class Rollout:
 
     `empty(shape, dtype)` gives memory of a column.
     `legs(first, last)` gives the steps to take, from the first on: all, or a part. `adopting(bound)` acts as `bound`
-    and lets weights change between two steps. `pool`: whose memory batches have; by default its own.
+    and lets weights change between two steps.
     """
 
     def __init__(
         self, wired: Wired, options: CollectorOptions, *, seed: int, stream: TorchStream,
         legs: Callable[[int, int], Iterable[int]] = range,
         adopting: Callable[[BoundActor], Callable[[int], Any]] | None = None,
-        pool: Any = None, empty: Callable[..., np.ndarray] = np.empty,
+        empty: Callable[..., np.ndarray] = np.empty,
     ) -> None:  # fmt: skip
         self.empty = empty
         self.options, self.stream, self.legs, self.adopting = options, stream, legs, adopting
@@ -78,7 +78,7 @@ class Rollout:
         self.begun = False  # the carrier holds open episodes, unless somebody else has stepped the env
         self.limit: int | None = None  # of episodes, beside `max_frames_per_traj`
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
-        self._given = pool
+        self.pool: Any = BatchPool(self._make, reuse=options.reuse_batch)
         self.connect(wired)
 
     def connect(self, wired: Wired) -> None:
@@ -109,7 +109,6 @@ class Rollout:
             REWARD in t.writes({**self.live, REWARD: Field((1,), SINGLE)}) for t in plan.after
         )
         self.late: list[LateColumns] = [part.late for part in (actor, vec_env) if part.late is not None]
-        self.pool: Any = self._given or BatchPool(self._make, reuse=self.options.reuse_batch)
         self._counted: VecEnv = vec_env.below or vec_env  # counts what anybody does to the env
         self._left = self._place()  # where the last batch left the env
 

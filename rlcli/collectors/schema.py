@@ -7,7 +7,6 @@ says which keys the consumer gets, `data/next_obs/modes.py` how a mode keeps nex
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from rlcli.arguments import nearest
 from rlcli.data.next_obs.modes import KEEPS, next_in, overflows, shared, stored
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
@@ -214,12 +214,8 @@ def schema_of(
 
 def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
     """Refuse keys to keep that no batch holds; the nearest of `names` is told."""
-    spelled = list(names)
     for key in keys:
-        near = difflib.get_close_matches(show(key), spelled, n=1)
-        raise ArgumentError(
-            f"keep_keys names {show(key)}, which no batch holds", fix=f"Did you mean {near[0]}?" if near else None
-        )
+        raise ArgumentError(f"keep_keys names {show(key)}, which no batch holds", fix=nearest(show(key), names))
 
 
 def row_specs(env: EnvBase) -> dict[str, str]:

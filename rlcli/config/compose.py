@@ -12,7 +12,6 @@ import pickle
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import SimpleNamespace
@@ -223,11 +222,6 @@ def _losses(contents: Mapping[str, Any], given: Iterable[tuple[str, Any, Any]]) 
     return named | {name for data in contents.values() for name in overridden(data.get("defaults", [])).values()}
 
 
-def whole_tree(ready: CheckedCommand) -> DictConfig:
-    """Return the tree of a plan's job with Hydra's own branch, to be looked at."""
-    return _compose_tree(ready.verb, [item.text for item in ready.checked])
-
-
 def drop(node: DictConfig, keys: Iterable[str]) -> None:
     """Remove keys from a tree."""
     for key in keys:
@@ -350,7 +344,7 @@ def _composed(verb: str, overrides: list[str], stored: str) -> DictConfig:
     """
     chosen = [text for text in overrides if _is_choice(VERBS[verb], text)]
     if any(_OF_HYDRA.search(text) for text in (*overrides, stored)):
-        return _compose_tree(verb, overrides)
+        return compose_tree(verb, overrides)
     return _with_values(verb, pickle.loads(_choices(verb, tuple(chosen), stored)), overrides)
 
 
@@ -399,21 +393,22 @@ def _is_choice(schema: type, text: str) -> bool:
 @lru_cache(maxsize=256)
 def _choices(verb: str, chosen: tuple[str, ...], stored: str) -> bytes:
     """Return the tree of a verb's choices, pickled, from what the store holds."""
-    return pickle.dumps(_compose_tree(verb, list(chosen)))
+    return pickle.dumps(compose_tree(verb, list(chosen)))
 
 
-def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
+def compose_tree(verb: str, overrides: list[str]) -> DictConfig:
+    """Return the tree of a command with Hydra's own branch."""
     outer = GlobalHydra.instance().hydra  # one application a process: a caller that is one itself gets it back
     GlobalHydra.instance().clear()
+    store = ConfigStore.instance()
+    vars(store)["__deepcopy__"] = lambda memo: store  # copied for each composition, only to read: a sixth of its time
     try:
-        with (
-            store_uncopied(),
-            initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE),
-        ):
+        with initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE):
             node = hydra_compose(verb, overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _not_composed(error) from None
     finally:
+        del vars(store)["__deepcopy__"]
         # composing has put another object into the place of the one that was cleared
         GlobalHydra.instance().clear()
         if outer is not None:
@@ -429,17 +424,3 @@ def _not_composed(error: Exception) -> ConfigError:
     where = re.match(r"In '([^']+)': .*:\n", text := str(cause))
     reason = " ".join(text[where.end() if where else 0 :].partition("\n")[0].split())
     return ConfigError("the configuration cannot be composed", where=where and where[1], why=reason)
-
-
-@contextmanager
-def store_uncopied() -> Iterator[None]:
-    """Inside, compositions read Hydra's store: each copies it, only to read, which was a sixth of its time."""
-    store = ConfigStore.instance()
-    outer = vars(store).get("__deepcopy__")
-    vars(store)["__deepcopy__"] = lambda memo: store
-    try:
-        yield
-    finally:
-        vars(store).pop("__deepcopy__")
-        if outer is not None:
-            vars(store)["__deepcopy__"] = outer

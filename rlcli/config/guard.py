@@ -8,11 +8,9 @@ None of that is accepted from a recipe or a saved configuration. Not for: whethe
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from rlcli.config.problem import Problem, raise_all
@@ -63,11 +61,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Return the mapping that a YAML text spells; tags, aliases and excess are refused before anything is built."""
-    return copy.deepcopy(_parsed(text, where))
-
-
-@lru_cache(maxsize=64)
-def _parsed(text: str, where: str) -> dict[str, Any]:
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -77,13 +70,10 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         _refuse_structure(yaml.parse(text, Loader=yaml.SafeLoader), where)
         # OmegaConf's loader, because it reads 3e-4 as a number and refuses a key given twice
-        node = OmegaConf.create(text)
-        data = OmegaConf.to_container(node, resolve=False)
+        data = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         first_line = " ".join(str(error).split())[:300]
         raise ConfigError("this is not a YAML file that can be used", where=where, why=first_line) from None
-    if not isinstance(data, dict):
-        raise ConfigError("a configuration file holds `key: value` lines", where=where)
     return cast(dict[str, Any], data)  # keys that are not words are found by `check`
 
 

@@ -187,15 +187,11 @@ def unknown_key(schema: type, key: str, value: Any = None, where: str = "", fact
     known = read_by(schema)
     hint = hint or did_you_mean(key, dict.fromkeys((*known, *(each.partition(".")[0] for each in known), "recipe")))
     free = [leaf.key for leaf in leaves(schema).values() if leaf.is_free and leaf.key == f"{key.split('.')[0]}.kwargs"]
-    for mapping in free if "." in key and _takes_arguments(key.partition(".")[0]) else ():
+    kind = registry.KIND_OF.get(key.partition(".")[0], "env")
+    takes = kind in ("env", "policy") or registry.users_names(kind)  # arguments of its own: most envs and policies do
+    for mapping in free if "." in key and takes else ():
         hint += f" (an argument of its own: {mapping}.{key.split('.', 1)[1]}={text or '...'})"
     return Problem(f"unknown key {key!r}", (hint or "(--help of the verb lists all keys)").lstrip(), where)
-
-
-def _takes_arguments(group: str) -> bool:
-    """Say whether something may take arguments that no key of the schema stands for: of envs and policies most do."""
-    kind = registry.KIND_OF.get(group, "env")
-    return kind in ("env", "policy") or bool(registry.users_names(kind))
 
 
 def settings(cfg: Any) -> dict[str, Any]:
@@ -237,12 +233,6 @@ def _is_choice_alone(schema: type, group: str) -> bool:
     return {key for key in leaves(schema) if key.startswith(f"{group}.")} <= {f"{group}.kind", f"{group}.kwargs"}
 
 
-def _is_begun_with(schema: type, key: str) -> bool:
-    """Say whether a key is the choice of a group whose other values follow from it."""
-    group = key.removesuffix(".kind")
-    return group != key and group in groups(schema) and not _is_choice_alone(schema, group)
-
-
 def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple[str, Any]], list[Problem]]:
     """Return keys that go back to defaults (given to another choice), pairs of key and value, and what is wrong."""
     if not overrides:
@@ -260,9 +250,10 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple
         if key in groups(schema) and _is_choice_alone(schema, key):
             reset.add(f"{key}.kwargs")
             key = f"{key}.kind"
+        group = key.removesuffix(".kind")
         if override.is_sweep_override():
             problems.append(words.several(schema, override, "give one value"))
-        elif key == "recipe" or f"{key}.kind" in leaves(schema) or _is_begun_with(schema, key):
+        elif key == "recipe" or (f"{group}.kind" in leaves(schema) and not _is_choice_alone(schema, group)):
             what = f"{key} was chosen when the run began and cannot become {value!r} now"
             problems.append(Problem(what, "leave it out, or start a new run"))
         elif key in branches(schema):

@@ -12,7 +12,7 @@ that is known before anything is written, and all rows are laid out anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -198,7 +198,7 @@ class CodedRows:
         """Return rows with another code for `misfit`, which cannot hold `column`: more bits, more bytes, or none."""
         field, instead = self.fields[misfit.key], None
         if misfit.kind in (BITS, NARROW) and field.dtype is not torch.bool:
-            instead = _first((_bits, _narrow), misfit.key, field, column)
+            instead = _whole(misfit.key, field, column)
         codes = (instead if code == misfit else code for code in self.codes)
         return CodedRows(self.fields, [code for code in codes if code is not None])
 
@@ -275,11 +275,7 @@ def choose(
 def _of(key: Key, field: Field, columns: Mapping[Key, Tensor], traj_key: Key | None) -> Code | None:
     if (code := _from_index(key, field, traj_key)) is not None or key not in columns:
         return code
-    return _first((_one_hot, _bits, _narrow), key, field, columns[key])
-
-
-def _first(offers: Iterable[Callable[..., Code | None]], key: Key, field: Field, column: Tensor) -> Code | None:
-    return next((code for offer in offers if (code := offer(key, field, column)) is not None), None)
+    return _one_hot(key, field, columns[key]) or _whole(key, field, columns[key])
 
 
 def _from_index(key: Key, field: Field, traj_key: Key | None) -> Code | None:
@@ -288,23 +284,17 @@ def _from_index(key: Key, field: Field, traj_key: Key | None) -> Code | None:
     return Code(key, INDEX) if key == traj_key and whole and field.size == 1 else None
 
 
-def _bits(key: Key, field: Field, column: Tensor) -> Code | None:
-    """Code flags in one bit each, and short columns of whole numbers 0 to 15 in one, two or four."""
+def _whole(key: Key, field: Field, column: Tensor) -> Code | None:
+    """Code flags in one bit each, and signed whole numbers of a short column in one, two or four bits, or bytes."""
     count = field.size
     if field.dtype is torch.bool:
         return Code(key, BITS) if 1 <= count <= 1024 else None
     if field.dtype not in _SIGNED or not 1 <= count <= 64 or not column.numel():
         return None
     least, most = (int(value) for value in column.aminmax())
-    fit = [wide for wide in (1, 2, 4) if least >= 0 and most < 1 << wide]
-    return Code(key, BITS, fit[0]) if fit else None
-
-
-def _narrow(key: Key, field: Field, column: Tensor) -> Code | None:
-    """Code signed whole numbers of a short column in fewer bytes than their dtype, and more when they grow."""
-    if field.dtype not in _SIGNED or not 1 <= field.size <= 64 or not column.numel():
-        return None
-    least, most = (int(value) for value in column.aminmax())
+    for wide in (1, 2, 4):
+        if least >= 0 and most < 1 << wide:
+            return Code(key, BITS, wide)
     for wide in (1, 2, 4):
         if wide < field.dtype.itemsize and -(1 << 8 * wide - 1) <= least and most < 1 << 8 * wide - 1:
             return Code(key, NARROW, wide)

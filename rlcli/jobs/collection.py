@@ -233,16 +233,6 @@ class Found(NamedTuple):
     state: dict[str, Any]
     skipped: list[str]  # one sentence for each newer state that is damaged
 
-    @property
-    def total(self) -> int:
-        """Count the frames on the disk."""
-        return 0 if self.segments is None else self.segments.frames
-
-    @property
-    def closed(self) -> bool:
-        """Say whether the writer said that nothing is missing."""
-        return self.segments is not None and self.segments.closed
-
 
 def find_state(run: Run) -> Found:
     """Return a run's newest state that verifies; every segment is read, so damage shows before it goes on."""

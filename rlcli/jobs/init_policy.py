@@ -8,7 +8,6 @@ begins with (`storage.init_from`) it is said here how many there were.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +23,7 @@ from rlcli.learning.update import Update, state_beside
 from rlcli.modules import ActorCritic, EGreedyModule
 from rlcli.modules.actors import other_layers
 from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.runs import checkpoint
-from rlcli.runs.checkpoint import Checkpoint, newest
-from rlcli.runs.folder import open_run
+from rlcli.runs.checkpoint import asked_for
 from rlcli.transforms import RunningNorm, by_name
 
 
@@ -83,7 +80,7 @@ class InitPolicy(NamedTuple):
 
 def init_policy(asked: str, env: EnvBase, policy: ActorCritic, *, strict: bool) -> InitPolicy:
     """Put weights and statistics of `policy.init_from` into a new run; exploration begins anew."""
-    checkpoint = _checkpoint(asked)
+    checkpoint = asked_for(asked)
     explores = {
         f"{name}.{entry}" for name, part in policy.named_modules() if isinstance(part, EGreedyModule)
         for entry in part.state_dict()
@@ -113,12 +110,6 @@ def init_policy(asked: str, env: EnvBase, policy: ActorCritic, *, strict: bool) 
     policy.load_state_dict(fitting, strict=False)
     continue_transforms(env, {name: state for name, state in saved.items() if name not in scales})
     return InitPolicy(str(checkpoint.path), checkpoint.state, checkpoint.manifest["number"], len(fitting), left_out)
-
-
-def _checkpoint(asked: str) -> Checkpoint:
-    """Return the one that `RUN`, `RUN:CHECKPOINT` or the folder of a checkpoint names."""
-    path = checkpoint.named(asked) or Path(asked)
-    return checkpoint.load(path) if (path / checkpoint.MANIFEST).exists() else newest(open_run(path))
 
 
 def _other_scales(env: EnvBase, saved: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -145,11 +145,6 @@ class Learner:
     init_rows: InitRows | None = None
     resumed: bool = False
 
-    def begin(self, rows: InitRows) -> None:
-        """Note the rows that a new run's buffer begins with; a resumed run has them."""
-        self.init_rows = rows
-        self.loop.begin_with(rows.rows)
-
     def run_to_end(self) -> None:
         """Run to the end, and close the report whatever happens."""
         commands = {"evaluate": run_command("eval", self.run)}
@@ -242,6 +237,6 @@ class Learner:
             episodes, lanes = self.reporter.tally.episodes, self.collector.envs
             episodes.forget_open()
             self.collector.begin_anew(frames // self.hooks.ranks, (), [episodes.episodes] * lanes)
-        self.saver.resumed_at(self.loop.frames)
+        self.saver.saved_at = self.loop.frames
         if self.hooks.evaluation is not None:
             self.hooks.evaluation.load_state_dict(state.get("evaluation", {"last": self.loop.frames}))

@@ -146,4 +146,4 @@ class RankSaver(Saver):
         if not self.rank:
             super().save(frames)
         elif apart:
-            self._saved_at, self._copy = frames, None
+            self.saved_at, self._copy = frames, None

@@ -11,14 +11,13 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from rlcli.arguments import refuse
+from rlcli.arguments import nearest, refuse
 from rlcli.errors import ArgumentError, ConfigError, in_words
 from rlcli.keys import Key, show, unravel
 from rlcli.specs import Binary, Bounded, Composite, OneHot, Unbounded
@@ -55,8 +54,7 @@ def activation_class(name: str | Callable[[], nn.Module]) -> Callable[[], nn.Mod
         )  # fmt: skip
     if name in ACTIVATIONS:
         return ACTIVATIONS[name]
-    near = get_close_matches(name.lower(), ACTIVATIONS, n=2, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Choose one of {', '.join(ACTIVATIONS)}."
+    hint = nearest(name.lower(), ACTIVATIONS, 2, 0.5) or f"Choose one of {', '.join(ACTIVATIONS)}."
     raise ConfigError(f"there is no activation '{name}'", where="policy.activation", fix=hint)
 
 
@@ -254,11 +252,10 @@ def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None, mask:
     shown = spec.keys(True, True)
     for key in wanted or ():
         if key not in spec:
-            near = get_close_matches(show(key), [show(k) for k in shown], n=1)
             raise ConfigError(
                 f"there is no observation '{show(key)}'", where="policy in_keys",
                 why=f"the env has {', '.join(map(show, shown)) or 'none'}",
-                fix=f"Did you mean {near[0]}?" if near else None,
+                fix=nearest(show(key), map(show, shown)),
             )  # fmt: skip
     others = [key for key in shown if not spec[key].counter and (mask is None or unravel(key) != unravel(mask))]
     keys = list(wanted) if wanted else others
@@ -301,8 +298,7 @@ def network(
 def front_of(spec: Composite, keys: Sequence[Key], net: str) -> Encoder | None:
     """Return what encodes the observations for the layers; None for a float32 vector."""
     if net not in NETS:
-        near = get_close_matches(net, NETS, n=1)
-        fix = f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(NETS)}."
+        fix = nearest(net, NETS) or f"Choose one of {', '.join(NETS)}."
         raise ConfigError(f"there is no network '{net}'", where="policy", fix=fix)
     if net in ("mlp", "cnn") and len(keys) > 1:
         raise ConfigError(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from rlcli.arguments import refuse
+from rlcli.arguments import nearest, refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import NEXT, STEP_RESULTS, Key, as_tuple, under_next, unravel
 
@@ -45,12 +44,7 @@ def elsewhere(owner: Any, given: Mapping[str, Any], options: Mapping[str, Elsewh
 def _nearest_argument(kind: type, name: str) -> str | None:
     makers = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base) and base is not object]
     parameters = {parameter for maker in makers for parameter in inspect.signature(maker).parameters}
-    return _nearest(name, parameters)
-
-
-def _nearest(name: str, names: Iterable[str]) -> str | None:
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"Did you mean {near[0]!r}?" if near else None
+    return nearest(name, parameters, shown=repr)
 
 
 class KeyedModule(nn.Module):
@@ -89,7 +83,8 @@ class KeyedModule(nn.Module):
             if role not in self.default_keys:
                 raise ArgumentError(
                     f"{type(self).__name__} has no key called {role!r}",
-                    why=f"its keys are {', '.join(self.default_keys)}", fix=_nearest(role, self.default_keys),
+                    why=f"its keys are {', '.join(self.default_keys)}",
+                    fix=nearest(role, self.default_keys, shown=repr),
                 )  # fmt: skip
             parts = as_tuple(key)
             if role in STEP_RESULTS:
@@ -123,7 +118,7 @@ class KeyedModule(nn.Module):
             if name not in names:
                 raise ArgumentError(
                     f"{type(self).__name__} reads nothing called {name!r}", why=f"it reads {', '.join(names)}",
-                    fix=_nearest(name, names),
+                    fix=nearest(name, names, shown=repr),
                 )  # fmt: skip
         td = TensorDict({names[name]: x for name, x in given.items()})
         for role in ("reward", "advantage"):  # one number a row: what comes before it is the batch

@@ -7,7 +7,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,14 +81,11 @@ def _existing(path: Path) -> Path:
 Change = Mapping[str, Any]  # overrides
 
 
-class Other(Protocol):
-    """The same run with some overrides changed."""
+class Other(NamedTuple):
+    """The same run with some overrides changed: whether a command may have them, and its plan."""
 
-    def allowed(self, change: Change) -> bool:
-        """Say whether a command may have them."""
-
-    def plan(self, change: Change) -> Plan:
-        """Plan it."""
+    allowed: Callable[[Change], bool]
+    plan: Callable[[Change], Plan]
 
 
 def advice_for(run: Workload, plan: Plan, other: Other) -> list[str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rlcli.errors import ResourceError
 
@@ -32,6 +35,23 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
         for name in settings:
             os.environ.pop(name, None)
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delay Ctrl-C: what is written in here, in memory and on the disk, is of the same writes."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    signals: list[tuple[Any, ...]] = []
+    signal.signal(signal.SIGINT, lambda *args: signals.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        for args in signals:
+            handler(*args)
 
 
 def cores() -> int:

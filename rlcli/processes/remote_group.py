@@ -10,8 +10,8 @@ the same turn, and a worker that has carried it out gives the same answer.
 
 from __future__ import annotations
 
-import concurrent.futures
 import importlib
+import queue
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -65,6 +65,8 @@ class RemoteGroup(ReplacingGroup):
     def __init__(self, remote: Remote, count: int, *, owner: Owner, on_error: str = "raise") -> None:
         self.remote = remote
         self._sent: dict[int, Order] = {}  # by `send`
+        # one entry an answer: Ctrl-C in `concurrent.futures.wait` leaves futures locked, and who would answer waits
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._longest: list[float | None] = [None] * count  # seconds of each worker's longest order of `begin`
         super().__init__(owner, on_error, count, remote.start, lambda _: remote.close())
 
@@ -91,10 +93,14 @@ class RemoteGroup(ReplacingGroup):
             future = self.remote.submit(
                 self.workers[index], order.turn, order.kind, order.body, order.attachments or EMPTY
             )
-            future.add_done_callback(partial(order.answered, time.monotonic()))
+            future.add_done_callback(partial(self._answered, order, time.monotonic()))
             order.future = future
         except Gone as gone:
             self._lose(index, str(gone))
+
+    def _answered(self, order: Order, submitted: float, future: object) -> None:
+        order.answered(submitted, future)
+        self._news.put(None)
 
     def wait(self, index: int, turn: int) -> Answer:
         while index not in self.failed:
@@ -118,14 +124,16 @@ class RemoteGroup(ReplacingGroup):
         return answer
 
     def _ready(self, heads: Mapping[int, Order]) -> Sequence[int]:
-        futures = {order.future: index for index, order in heads.items()}
         while True:
             if self._interrupt is not None:
                 self._interrupt()
-            done, _ = concurrent.futures.wait(futures, watchdog.LOOK, concurrent.futures.FIRST_COMPLETED)
-            if done:
-                return [index for future, index in futures.items() if future in done]
-            self._check_open()
+            if done := [index for index, order in heads.items() if order.came is not None]:
+                return done
+            try:
+                self._news.get(timeout=watchdog.LOOK)
+                continue
+            except queue.Empty:
+                self._check_open()
             for index in heads:
                 self._watch(index)
                 if index in self.failed:

@@ -98,8 +98,8 @@ class Order:
     took: float = 0.0  # seconds until then
 
     def answered(self, submitted: float, future: object) -> None:
-        self.came = time.monotonic()
-        self.took = self.came - submitted
+        now = time.monotonic()
+        self.took, self.came = now - submitted, now  # who waits looks at `came`
 
 
 class ReplacingGroup(ABC):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -73,23 +73,13 @@ def say(text: str) -> None:
 
 
 # ---- what this process runs itself -----------------------------------------------------------------------------------
-class Watched(Protocol):
-    step_timeout: float | None  # seconds to stand still in; None: it is only said
-
-    def moved(self) -> object:
-        """Return what is another after each step."""
-
-    def hanging(self, innermost: FrameType | None) -> tuple[str, str]:
-        """Say where in a run what stands still is, and what has not returned; of the thread's innermost frame."""
-
-
 _lock = threading.Lock()  # of what follows: all that is watched, and the thread that looks at it
 _going: list[_Going] = []
 _thread: threading.Thread | None = None
 
 
 @contextlib.contextmanager
-def watching(watched: Watched) -> Iterator[None]:
+def watching(watched: Any) -> Iterator[None]:
     """Watch what this thread does: see the top of this file."""
     limited = watched.step_timeout is not None
     going = _Going(watched, limited and threading.current_thread() is threading.main_thread())  # a signal reaches it
@@ -113,7 +103,7 @@ def watching(watched: Watched) -> Iterator[None]:
 
 @dataclass(eq=False)
 class _Going:
-    watched: Watched
+    watched: Any  # a `VecEnv`: of it `step_timeout`, `moved` and `hanging`
     ends: bool  # by a signal, at its limit
     thread: int = field(default_factory=threading.get_ident)
     watchdog: Watchdog = field(default_factory=Watchdog)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,20 +36,20 @@ class Figures(Protocol):
 Logger = Callable[[Path, int | None], Figures]
 
 
+@dataclass(eq=False)
 class Guarded:
     """Call a logger until it raises: then `warn`, and call it no more."""
 
-    def __init__(self, figures: Figures, warn: Callable[[str], object]) -> None:
-        self._figures: Figures | None = figures
-        self._warn = warn
+    warn: Callable[[str], object]
+    figures: Figures | None
 
     def __call__(self, method: str, *arguments: object) -> None:
         try:
-            if self._figures is not None:
-                getattr(self._figures, method)(*arguments)
+            if self.figures is not None:
+                getattr(self.figures, method)(*arguments)
         except Exception as error:  # whatever a user's code raises, the run and its other files do not depend on it
-            name, self._figures = type(self._figures).__name__, None
-            self._warn(
+            name, self.figures = type(self.figures).__name__, None
+            self.warn(
                 f"the logger is off from here on, {name}.{method} failed: {in_words(error)}; "
                 "metrics.jsonl has all figures"
             )

@@ -20,10 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.config import registry
-from rlcli.config.choices import CHOICES
-from rlcli.config.installed import has, install
-from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.config.installed import has
+from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.vec_envs.vec_env import SUCCESS
 
 if TYPE_CHECKING:
@@ -44,14 +42,14 @@ class MetricsWriter:
         logger: str | Logger = "none",
         warn: Callable[[str], object] = warnings.warn,
     ) -> None:
-        self.path, self._resume_at, self._warn = Path(path), resume_at, warn
+        self.path, self._resume_at, self._begun = Path(path), resume_at, False
         self._make = logger if callable(logger) else None
-        if not callable(logger) and logger != "none" and wants_tensorboard(logger):
-            from rlcli.report import events
+        if not callable(logger) and wants_tensorboard(logger):
+            from rlcli.report.events import EventsWriter
 
-            self._make = events.EventsWriter
+            self._make = EventsWriter
+        self._warn = warn
         self._events: Guarded | None = None
-        self._begun = False
         with written(self.path):
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             self._inode = os.fstat(self._file.fileno()).st_ino
@@ -75,7 +73,7 @@ class MetricsWriter:
                 if self._make is not None:
                     from rlcli.report.events import Guarded
 
-                    self._events = Guarded(self._make(self.path.parent, self._resume_at), self._warn)
+                    self._events = Guarded(self._warn, self._make(self.path.parent, self._resume_at))
         except BaseException:
             self._file.close()
             raise
@@ -220,16 +218,7 @@ def plain(value: Any) -> Any:
 
 def wants_tensorboard(logger: str) -> bool:
     """Return True if `logger` means TensorBoard events here; nothing is imported."""
-    loggers = (*CHOICES["logger"], *registry.users_names("logger"))
-    if logger not in loggers:
-        raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(loggers)}.")
-    installed = has("tensorboard")
-    if logger == "tensorboard" and not installed:
-        raise ConfigError(
-            "TensorBoard is not installed", where="logger=tensorboard",
-            fix=f"{install('tensorboard')}, or logger=none (metrics.jsonl is always written).",
-        )  # fmt: skip
-    return installed and logger in ("auto", "tensorboard")
+    return logger in ("auto", "tensorboard") and has("tensorboard")
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict | None]]:

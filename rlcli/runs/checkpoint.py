@@ -25,7 +25,7 @@ from rlcli.data.files.sealed_folder import MANIFEST as MANIFEST
 from rlcli.data.files.state import flatten, non_finite
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ConfigError, DamagedDataError, NumericsError, ResourceError
-from rlcli.runs.folder import BEST, CHECKPOINTS, Run, nothing_saved, start_command
+from rlcli.runs.folder import BEST, CHECKPOINTS, Run, nothing_saved, open_run, start_command
 
 
 class Checkpoint(NamedTuple):
@@ -152,17 +152,10 @@ def load_latest(folder: Path | str) -> Checkpoint:
             warnings.warn(f"checkpoint skipped: {error}", stacklevel=2)
             continue
         return loaded._replace(skipped=skipped)
-    raise _none_of(folder, skipped)
-
-
-def latest_number(folder: Path | str) -> int:
-    """Return the number of the newest checkpoint that verifies; raises as `load_latest`, warns of nothing."""
-    skipped: list[str] = []
-    for path in reversed(FOLDERS.paths(Path(folder))):
-        if (reason := FOLDERS.verify(path)) is None:
-            return read_manifest(path)["number"]
-        skipped.append(reason)
-    raise _none_of(folder, skipped)
+    if not skipped:
+        raise ResourceError("there is no checkpoint", where=str(folder), why="the run ended before its first one")
+    more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+    raise DamagedDataError("no checkpoint can be read", where=str(folder), why="; ".join(skipped[:3]) + more)
 
 
 def newest(run: Run) -> Checkpoint:
@@ -179,6 +172,12 @@ def newest(run: Run) -> Checkpoint:
     if (why := gone_before(loaded)) is not None:
         warnings.warn(f"{run.path}: {why}", stacklevel=2)
     return loaded
+
+
+def asked_for(text: str) -> Checkpoint:
+    """Return the checkpoint that `RUN`, `RUN:FRAMES`, `RUN:best` or its own folder names."""
+    path = named(text) or Path(text)
+    return load(path) if (path / MANIFEST).exists() else newest(open_run(path))
 
 
 def gone_before(loaded: Checkpoint) -> str | None:
@@ -207,15 +206,3 @@ def load(path: Path | str, rank: int = 0, ranks: int = 1) -> Checkpoint:
         own = read_state(theirs, read_manifest(theirs))
         found.state.update(own | {"update": found.state["update"] | own["update"]})
     return found
-
-
-def _none_of(folder: Path | str, damaged: list[str]) -> DamagedDataError | ResourceError:
-    if damaged:
-        more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
-        return DamagedDataError("no checkpoint can be read", where=str(folder), why="; ".join(damaged[:3]) + more)
-    return ResourceError(
-        "there is no checkpoint",
-        where=str(folder),
-        why="the run ended before its first one",
-        fix="Start it again, with a smaller run.checkpoint_every.",
-    )

@@ -312,7 +312,8 @@ def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
     """Return the command that begins such a run anew, with overrides `more`, in another folder or the same."""
     instead = {word.partition("=")[0] for word in more}
     kept = [word for word in run.info.get("overrides", []) if word.partition("=")[0] not in instead]
-    words = [word for word in kept if same_folder or not _names_the_folder(word)]
+    folders = () if same_folder else ("run.dir", "hydra.run.dir")
+    words = [word for word in kept if word.partition("=")[0].strip().lstrip("+") not in folders]
     flags = registry.flags(run.info.get("packages", []), run.info.get("recipe_dirs", []))
     return shlex.join(["rlcli", str(run.info.get("verb")), *words, *more, *flags])
 
@@ -320,10 +321,6 @@ def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
 def init_command(run: Run, *more: str) -> str:
     """Return the command of a new run that starts from this one's weights."""
     return start_command(run, f"policy.init_from={spell(str(run.path))}", *more)
-
-
-def _names_the_folder(word: str) -> bool:
-    return word.partition("=")[0].strip().lstrip("+") in ("run.dir", "hydra.run.dir")
 
 
 def nothing_saved(run: Run) -> DamagedDataError | ResourceError:

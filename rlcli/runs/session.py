@@ -193,7 +193,7 @@ class Saver:
     buffer: ReplayBuffer | None = None
     rank: int = 0  # of so many, whose state it is
     ranks: int = 1
-    _saved_at: int = 0
+    saved_at: int = 0
     _copy: CheckpointContent | None = None
     _began: float = field(default_factory=time.process_time)
     _saved_when: float = field(default_factory=time.monotonic)
@@ -218,7 +218,7 @@ class Saver:
     def due(self, frames: int) -> bool:
         """Return True if a checkpoint is due, by frames or by the clock."""
         seconds = math.inf if self.minutes is None else 60 * self.minutes
-        return due(self.every, self._saved_at, frames) or time.monotonic() - self._saved_when >= seconds
+        return due(self.every, self.saved_at, frames) or time.monotonic() - self._saved_when >= seconds
 
     def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
         """Save, if not `saved` already, and raise StoppedSafely if asked to stop; called between two batches."""
@@ -230,7 +230,7 @@ class Saver:
     def stop_if_overdue(self) -> None:
         """Raise StoppedSafely within a batch if asked to stop seconds ago: `rescuing` saves the state before."""
         if self.stop.requested and self.stop.overdue:  # asked once a step
-            raise self._stopped(self._saved_at if self._copy is None else self._copy.frames)
+            raise self._stopped(self.saved_at if self._copy is None else self._copy.frames)
 
     def _stopped(self, frames: int) -> StoppedSafely:
         return StoppedSafely(
@@ -240,7 +240,7 @@ class Saver:
 
     def finish(self, frames: int) -> None:
         """Write the last checkpoint, unless it stands already."""
-        if frames != self._saved_at:
+        if frames != self.saved_at:
             self.save(frames)
 
     def save(self, frames: int) -> None:
@@ -281,10 +281,7 @@ class Saver:
                 config=self.config, versions=self.versions, may_be_infinite=MAY_BE_INFINITE, ring=content.ring,
                 rank=self.rank if rank is None else rank, ranks=self.ranks,
             )  # fmt: skip
-        self._saved_at, self._saved_when = content.frames, time.monotonic()
-
-    def resumed_at(self, frames: int) -> None:
-        self._saved_at = frames
+        self.saved_at, self._saved_when = content.frames, time.monotonic()
 
     # ---- the state after the last whole batch ----------------------------------------------------------------------
     def _copy_state(self, frames: int) -> None:
@@ -349,9 +346,10 @@ def resumable(run: Run) -> Iterator[None]:
     except RlcliError as error:
         from rlcli.runs import checkpoint
 
-        with contextlib.suppress(DamagedDataError, ResourceError):
-            frames = checkpoint.latest_number(run.path / CHECKPOINTS)
-            error.fix = with_command(error.fix, f"Saved at {frames:,} frames; resume with", run)
+        with contextlib.suppress(DamagedDataError), warnings.catch_warnings(action="ignore"):
+            if (path := checkpoint.FOLDERS.newest(run.path / CHECKPOINTS)) is not None:
+                frames = checkpoint.read_manifest(path)["number"]
+                error.fix = with_command(error.fix, f"Saved at {frames:,} frames; resume with", run)
         raise
 
 

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,8 @@ class ActionFormat:
             density[..., wide] = -np.log(most / 2 - least / 2) - np.log(2)
         free = ~(bounded | above | below)
         if free.any():
-            actions[..., free] = _quantiles(u[..., free])
+            part = u[..., free]
+            actions[..., free] = np.reshape([*map(NormalDist().inv_cdf, part.ravel().tolist())], part.shape)
             density[..., free] = -0.5 * actions[..., free] ** 2 - 0.5 * np.log(2 * np.pi)
         return actions.astype(self.dtype), density
 
@@ -184,41 +186,3 @@ def _no_such(what: str, expected: str, got: str) -> ArgumentError:
 def in_a_line(values: np.ndarray) -> str:
     """Return an array, in an error."""
     return " ".join(str(values).split())
-
-
-# Wichura, 1988, algorithm AS 241 (PPND16): numerators and denominators, highest power first
-_CENTRE = (
-    (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457,
-     13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.3871328727963666080),
-    (5226.4952788528545610, 28729.085735721942674, 39307.895800092710610, 21213.794301586595867,
-     5394.1960214247511077, 687.18700749205790830, 42.313330701600911252, 1.0),
-)  # fmt: skip
-_TAIL = (
-    (7.7454501427834140764e-4, 2.27238449892691845833e-2, 0.241780725177450611770, 1.27045825245236838258,
-     3.64784832476320460504, 5.76949722146069140550, 4.63033784615654529590, 1.42343711074968357734),
-    (1.05075007164441684324e-9, 5.475938084995344946e-4, 1.51986665636164571966e-2, 0.148103976427480074590,
-     0.689767334985100004550, 1.67638483018380384940, 2.05319162663775882187, 1.0),
-)  # fmt: skip
-_FAR_TAIL = (
-    (2.01033439929228813265e-7, 2.71155556874348757815e-5, 1.24266094738807843860e-3, 2.65321895265761230930e-2,
-     0.296560571828504891230, 1.78482653991729133580, 5.46378491116411436990, 6.65790464350110377720),
-    (2.04426310338993978564e-15, 1.4215117583164458887e-7, 1.84631831751005468180e-5, 7.86869131145613259100e-4,
-     1.48753612908506148525e-2, 0.136929880922735805310, 0.599832206555887937690, 1.0),
-)  # fmt: skip
-
-
-def _quantiles(u: np.ndarray) -> np.ndarray:
-    """Return standard normal quantiles of `u` in (0, 1): one number an action, so no other part's moves."""
-    away = u - 0.5
-    quantile = away * _ratio(_CENTRE, 0.180625 - away * away)
-    outside = np.abs(away) > 0.425
-    u = u[outside]
-    root = np.sqrt(-np.log(np.minimum(u, 1 - u)))
-    tail, far = _ratio(_TAIL, root - 1.6), root > 5
-    tail[far] = _ratio(_FAR_TAIL, root[far] - 5)
-    quantile[outside] = np.copysign(tail, u - 0.5)
-    return quantile
-
-
-def _ratio(of: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) -> np.ndarray:
-    return np.polyval(of[0], x) / np.polyval(of[1], x)

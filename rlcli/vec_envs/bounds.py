@@ -8,7 +8,6 @@ has rounded is counted beside, under the key and `ROUNDED`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -21,7 +20,6 @@ from rlcli.vec_envs.episodes import BatchStart, Episodes, broken
 MODES = ("refuse", "count", "ignore")
 ROUNDED = "(rounded)"  # the last part of a key
 SLACK = 4  # epsilons of the larger bound: cos rounds to 1.0000001, and doubles are rounded to singles
-_WIDE = 256  # elements of one pass of a column's minimum: short inner loops would cost more than the numbers
 
 
 class Interval:
@@ -43,8 +41,6 @@ class Interval:
         self.low, self.high, self._least, self._most = low, high, least, most
         self.below, self.above = bool((least > lowest).any()), bool((most < highest).any())
         self._one = least.size > 0 and bool((least == least.flat[0]).all() and (most == most.flat[0]).all())
-        self._repeat = max(1, _WIDE // max(1, math.prod(shape)))
-        self._tiled = [np.tile(bound.reshape(-1), self._repeat) for bound in (least, most)]
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -58,26 +54,9 @@ class Interval:
 
     def holds(self, values: np.ndarray) -> bool:
         """Say whether all of `values` `[..., *shape]`, NaN among them, are inside."""
-        if not values.size:
-            return True
-        if self._one:
-            least, most = self._least.flat[0], self._most.flat[0]
-            return bool(
-                (not self.below or np.minimum.reduce(values, axis=None) >= least)
-                and (not self.above or np.maximum.reduce(values, axis=None) <= most)
-            )
-        flat = values.reshape(-1)
-        wide = len(self._tiled[0])
-        whole = flat.size - flat.size % wide
-        return self._inside(flat[:whole].reshape(-1, wide)) and self._inside(flat[whole:].reshape(1, -1))
-
-    def _inside(self, table: np.ndarray) -> bool:
-        """Check a table of whole observations side by side."""
-        if not table.size:
-            return True
-        least, most = (bound[: table.shape[1]] for bound in self._tiled)
-        lowest = table.min(0) if len(table) > 1 else table[0]
-        highest = table.max(0) if len(table) > 1 else table[0]
+        least, most, lowest, highest = self._least, self._most, values, values
+        if self._one and values.size:  # the same for all elements: so do two numbers
+            least, most, lowest, highest = least.flat[0], most.flat[0], values.min(), values.max()
         return not ((self.below and not (lowest >= least).all()) or (self.above and not (highest <= most).all()))
 
     def excess(self, values: np.ndarray) -> np.ndarray:
@@ -113,9 +92,9 @@ class Bounds:
         self.rounded = dict(rounded or {})  # key -> the cells `ObservationLeaf.rounded`
         # "refuse" raises, "count" counts, "ignore" does not look
         self.mode = arguments.choice("out_of_bounds", mode, MODES)
-        self.outside: dict[Key, int] = {}  # key -> observations with an element outside
-        self.worst: dict[Key, Worst] = {}
-        self._reported: dict[Key, int] = {}
+        self.outside: dict[str, int] = {}  # key, as it is spelled -> observations with an element outside
+        self.worst: dict[str, Worst] = {}
+        self._reported: dict[str, int] = {}
 
     def begin_anew(self) -> None:
         """Forget what was found."""
@@ -168,10 +147,8 @@ class Bounds:
                 fix="Correct the env or the space it declares; to go on and count such observations: "
                 "env.out_of_bounds=count",
             )  # fmt: skip
-        self.outside[key] = self.outside.get(key, 0) + len(bad)
         index = int(excess.max(1).argmax())
-        if key not in self.worst or excess[index].max() > self.worst[key]["excess"]:
-            self.worst[key] = self._worst(key, values[index], excess[index])
+        self.add({spell(key): {"observations": len(bad), "worst": self._worst(key, values[index], excess[index])}})
 
     def _worst(self, key: Key, value: np.ndarray, excess: np.ndarray) -> Worst:
         interval, index = self.intervals[key], int(excess.argmax())
@@ -180,46 +157,48 @@ class Bounds:
         return {"element": element, "value": shown, "low": low, "high": high, "excess": float(excess[index])}
 
     # ---- for the report ------------------------------------------------------------------------------------------
+    def add(self, figures: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add what was found here or elsewhere, in the form of `figures`."""
+        for name, entry in figures.items():
+            self.outside[name] = self.outside.get(name, 0) + entry["observations"]
+            worst = self.worst.get(name, entry["worst"]), entry["worst"]
+            self.worst[name] = max(worst, key=lambda each: each["excess"])
+
     def _take_rounded(self) -> None:
         """Take over what the cells have counted."""
         for key, cells in self.rounded.items():
-            name = (*as_tuple(key), ROUNDED)
             for cell in cells:
                 if count := int(cell[0]):
                     _, index, given, kept = cell.tolist()
-                    self.outside[name] = self.outside.get(name, 0) + count
                     worst: Worst = {
                         "element": [int(index)], "value": given, "low": kept, "high": kept, "excess": abs(given - kept),
                     }  # fmt: skip
-                    self.worst[name] = max(self.worst.get(name, worst), worst, key=lambda each: each["excess"])
+                    self.add({spell((*as_tuple(key), ROUNDED)): {"observations": count, "worst": worst}})
                     cell[:] = 0
 
     def news(self) -> list[tuple[str, str, int]]:
         """Return (key, sentence, observations outside) of each key that left its bounds since the last call."""
         self._take_rounded()
-        fresh = [(key, count - self._reported.get(key, 0)) for key, count in self.outside.items()]
+        fresh = [(name, count - self._reported.get(name, 0)) for name, count in self.outside.items()]
         self._reported = dict(self.outside)
-        return [(spell(key), sentence(spell(key), self.worst[key]), count) for key, count in fresh if count]
+        return [(name, sentence(name, self.worst[name]), count) for name, count in fresh if count]
 
     def lines(self) -> list[str]:
         """Return a sentence for every key that left its bounds."""
         self._take_rounded()
-        return [f"{sentence(spell(key), self.worst[key])} ({count:,} times)" for key, count in self.outside.items()]
+        return [f"{sentence(name, self.worst[name])} ({count:,} times)" for name, count in self.outside.items()]
 
     def figures(self) -> dict[str, dict]:
         """Return plain values: key, as it is spelled -> number of observations outside and the worst element."""
         self._take_rounded()
-        return {spell(key): {"observations": count, "worst": self.worst[key]} for key, count in self.outside.items()}
+        return {name: {"observations": count, "worst": self.worst[name]} for name, count in self.outside.items()}
 
     def state_dict(self) -> dict[str, dict]:
         return self.figures()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        keys: dict[str, Key] = {spell(key): key for key in self.intervals}
-        keys |= {spell(name): name for key in self.rounded if (name := (*as_tuple(key), ROUNDED))}
-        entries = {keys.get(name, name): entry for name, entry in state.items()}
-        self.outside = {key: int(entry["observations"]) for key, entry in entries.items()}
-        self.worst = {key: entry["worst"].copy() for key, entry in entries.items()}
+        self.outside = {name: int(entry["observations"]) for name, entry in state.items()}
+        self.worst = {name: entry["worst"].copy() for name, entry in state.items()}
         self._reported = dict(self.outside)
 
 

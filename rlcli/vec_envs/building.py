@@ -7,7 +7,6 @@ libraries print is swallowed.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import io
@@ -15,11 +14,12 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
 
+from rlcli.arguments import nearest
 from rlcli.config.installed import EXTRAS, install, known_ids
 from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, in_words, without_display
 
@@ -40,7 +40,7 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
     except RlcliError:
         raise
     except gym.error.UnregisteredEnv as error:
-        near = suggest(env_id, known_ids()) or (
+        near = nearest(env_id, known_ids(), 3, 0.5) or (
             "If a package of yours registers it, add --import PACKAGE." if env_id.isidentifier() else None
         )
         raise ConfigError(
@@ -127,12 +127,6 @@ def register_known(env_id: str) -> None:
         extra = "atari" if package == "ale_py" else package
         raise EnvError(f"{env_id} needs {package.replace('_', '-')}", fix=f"Install it: {install(extra)}.")
     gym.register_envs(importlib.import_module(package))
-
-
-def suggest(env_id: str, known: Iterable[str]) -> str | None:
-    """Return the nearest of the known ids, as a question."""
-    near = difflib.get_close_matches(env_id, list(known), n=3, cutoff=0.5)
-    return f"Did you mean {' or '.join(near)}?" if near else None
 
 
 def _missing(env_id: str, error: BaseException) -> EnvError:

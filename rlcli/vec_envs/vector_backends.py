@@ -28,9 +28,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rlcli.arguments import nearest
 from rlcli.config.installed import install
 from rlcli.errors import ConfigError, EnvError, in_words
-from rlcli.vec_envs.building import building, register_known, suggest
+from rlcli.vec_envs.building import building, register_known
 from rlcli.vec_envs.vector_backend import (
     PROBE_STEPS,
     AtariEngine,
@@ -150,7 +151,7 @@ class EnvpoolEngine(VectorBackend):
         self.n, self.name = num, env_id.removeprefix("ALE/")
         ids = envpool.list_all_envs()
         if self.name not in ids:
-            raise ConfigError(f"envpool has no env '{self.name}'", where="env.id", fix=suggest(self.name, ids))
+            raise ConfigError(f"envpool has no env '{self.name}'", where="env.id", fix=nearest(self.name, ids, 3, 0.5))
         self._make = lambda **seeds: envpool.make_gymnasium(self.name, num_envs=num, **kwargs, **seeds)
         try:
             self.pool = self._make()

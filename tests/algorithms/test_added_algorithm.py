@@ -67,7 +67,7 @@ def test_a_checkpoint_holds_all_that_it_learns_and_a_stopped_run_resumes_bit_for
     with monkeypatch.context() as patch:
         patch.setattr(Saver, "after_batch", stop)
         assert train("cut") != 0
-    assert checkpoint.latest_number(Path("cut") / CHECKPOINTS) == 480
+    assert checkpoint.load_latest(Path("cut") / CHECKPOINTS).manifest["number"] == 480
     assert main(["resume", "cut", "--import", "added_algorithm.iql"]) == 0
     whole, cut = weights("whole"), weights("cut")
     assert any(name.startswith("loss.target_qvalue_network") for name in whole) and whole.keys() == cut.keys()

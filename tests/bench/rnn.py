@@ -136,8 +136,8 @@ class Batch:
     def _unrolled(
         self, x: Tensor, states: Sequence[Tensor], source: Tensor, weights: Sequence[Tensor], **options: Any
     ) -> Results:
-        found = getattr(recurrent, self.cell)(x, *states, source, recurrent.Weights(*weights), **options)
-        return self._results(found if isinstance(found, tuple) else (found,), [x, *states, *weights])
+        found = recurrent.unroll(x, tuple(states), source, recurrent.Weights(*weights), **options)
+        return self._results(found, [x, *states, *weights])
 
     def _results(self, outputs: Sequence[Tensor], of: Sequence[Tensor]) -> Results:
         gradients = torch.autograd.grad(outputs[0], of, self.of_output.to(outputs[0].dtype))
@@ -149,11 +149,11 @@ def _sides(report: Report, name: str, batch: Batch, backends: Sequence[str], pee
     weights = recurrent.Weights(*batch.weights)
     given = batch.expected(batch.states, batch.source)
     sides = {AUTO: Side(batch.ours, given), RECOMPUTE: Side(partial(batch.ours, recompute=True), given)}
-    taken = recurrent.backend_for("auto", batch.cell, batch.x, weights)
+    taken = recurrent.backend_for("auto", batch.x, weights)
     report.note(f"{name}: auto takes {taken}")
     for backend in backends:
         try:
-            recurrent.backend_for(backend, batch.cell, batch.x, weights)
+            recurrent.backend_for(backend, batch.x, weights)
         except ArgumentError as error:
             report.refused[f"{name}: rlcli, {backend}"] = error.why or str(error)
         else:

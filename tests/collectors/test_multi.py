@@ -790,7 +790,7 @@ def test_workers_act_with_the_weights_that_were_loaded_before_their_state(kind, 
         with torch.no_grad():
             policy.first.fill_(5), policy.last.fill_(5)  # a checkpoint's, which the caller loads
         c.load_state_dict(state)
-        held = len(getattr(c, "_ready", ()))
+        held = len(state.get("ready", ()))
         batches = [c.next() for _ in range(held + 2)][held:]
         assert all((b["shown"] == 5).all() and (b["collector", "policy_version"] == 1).all() for b in batches)
 

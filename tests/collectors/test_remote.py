@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures._base
 import os
 import random
 import signal
@@ -19,7 +20,7 @@ from loopback import Loopback
 from tensordict.nn import TensorDictModule
 
 from rlcli.collectors import AsyncCollector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
-from rlcli.collectors.workers import group
+from rlcli.collectors.workers import asynchronous, batches, group
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
@@ -256,6 +257,27 @@ def test_workers_that_wait_for_each_other_give_what_a_collector_of_them_gives(ca
     assert batch.shape == ((2, 4, 20) if env is four else (2, 80)) and batch.names[-1] == "time"
 
 
+def test_workers_that_wait_for_each_other_have_as_many_envs():
+    three = partial(SerialEnv, 3, cartpole)
+    with refused(ArgumentError, "workers envs 4 3"):
+        Teams([four, three], None, frames_per_batch=40, transport=Loopback)
+    with Teams([four, four, three, three], None, frames_per_batch=40, transport=Loopback) as c:
+        assert {c.next().shape[:2] for _ in range(8)} <= {(2, 4), (2, 3)}
+
+
+def test_a_state_of_workers_that_did_not_wait_is_refused_by_those_that_do():
+    options = {"frames_per_batch": 40, "seed": 3, "transport": Loopback}
+    with MultiAsyncCollector([four] * 4, actor(), **options) as c, Teams([four] * 4, actor(), **options) as teams:
+        c.next()
+        alone = c.state_dict()
+        assert len(teams.next().reshape(-1)) == 40
+        with refused(ArgumentError, "state other teams"):
+            teams.load_state_dict(alone)
+        assert teams.frames == 40 and teams.next().shape == (2, 4, 5)
+        c.load_state_dict(teams.state_dict())
+        assert c.frames == 80 and c.next().shape == (4, 5)  # one worker's part
+
+
 @pytest.mark.parametrize("kind", [MultiAsyncCollector, Teams])
 def test_rows_go_into_a_buffer_that_is_here_while_a_thread_collects(kind):
     buffer = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=32)
@@ -370,6 +392,71 @@ def test_collecting_goes_on_wherever_ctrl_c_came(kind):
                     break
             else:
                 raise AssertionError(f"{c.policy_version}: {c.group.records}")
+
+
+def test_nothing_is_locked_while_answers_are_waited_for(monkeypatch):
+    """A Ctrl-C there would keep it locked for ever."""
+    locking, found, counts = {threading.__file__, concurrent.futures._base.__file__}, [], []
+    with MultiAsyncCollector([cartpole] * 2, None, frames_per_batch=8, transport=Loopback) as c:
+        ready = c.processes._ready
+
+        def watched(heads):
+            counts.append(instructions(locking, lambda: found.append(ready(heads))))
+            return found[-1]
+
+        monkeypatch.setattr(c.processes, "_ready", watched)
+        for _ in range(10):
+            c.next()
+    assert counts and not any(counts)
+
+
+@pytest.mark.parametrize("kind", [MultiAsyncCollector, Teams])
+@pytest.mark.parametrize("where", [{"transport": Loopback}, {"start_method": "fork"}], ids=["elsewhere", "here"])
+def test_rows_that_ctrl_c_loses_are_no_part_of_a_trajectory(kind, where, tmp_path):
+    """Nor are rows given twice, or written anew while somebody has them."""
+    files, rng, last = {module.__file__ for module in (asynchronous, batches, group)}, random.Random(0), {}
+    makers = [partial(pair, tmp_path / str(index)) for index in range(4)]
+    with kind(makers, None, frames_per_batch=40, next_obs="exact", seed=0, **where) as c:
+        numbers = [(call, instructions(files, call)) for call in (c.rollout, c.state_dict)]
+        last = {lane: None for lane in range(8)}
+        for n in range(120):
+            call, count = numbers[n % 2]
+            given = []
+            instructions(files, lambda call=call, given=given: given.append(call()), at=rng.randrange(count))
+            if given and call == c.rollout:  # nobody knows whose rows these are
+                last.clear()
+            delivered = c.deliver()
+            follows(delivered.raw)
+            for lane, rows in zip(delivered.lanes, delivered.raw, strict=True):
+                seen, (number, after) = rows["observation"][0], last.get(lane) or (None, None)
+                assert rows[IDS][0] != number or torch.equal(seen, after), (n, lane, after, seen)
+                last[lane] = rows[IDS][-1], torch.as_tensor(rows["next", "observation"])[-1]
+
+
+class Often(gym.Wrapper):
+    """Raises at every step, or takes its time for each."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.fails = fails
+
+    def step(self, action):
+        if self.fails:
+            raise ZeroDivisionError
+        time.sleep(0.02)
+        return super().step(action)
+
+
+def often(fails):
+    return SerialEnv(1, lambda: GymEnv(Often(fails), categorical_action_encoding=True))
+
+
+def test_a_team_goes_on_whichever_of_it_fails():
+    with Teams([partial(often, False), partial(often, True)], None, frames_per_batch=10, transport=Loopback) as c:
+        for _ in range(8):
+            with refused(EnvError, "ZeroDivisionError env 1 step"):
+                c.next()
+        assert not c.frames
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,8 +24,6 @@ from rlcli.collectors.workers.each import pickled
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 
-IGNORED = {"filter_warnings_subprocess", "trust_policy", "use_buffers"}  # accepted, and without meaning here
-
 
 def make_env(lanes: int = 2) -> SerialEnv:
     return SerialEnv(lanes, partial(counter))
@@ -60,7 +58,7 @@ def batch_of(sent: bytes) -> list:
 
 # ---- one option, one scope ---------------------------------------------------------------------------------------
 def test_every_option_has_one_default_and_a_scope():
-    signature = {name: p.default for name, p in inspect.signature(Collector).parameters.items() if name not in IGNORED}
+    signature = {name: p.default for name, p in inspect.signature(Collector).parameters.items()}
     assert FIELDS.keys() == signature.keys() and {"seed", "postproc"} <= set(in_scope(PARENT))
     without = {"create_env_fn"}
     assert {name: field.default for name, field in FIELDS.items() if name not in without} == {

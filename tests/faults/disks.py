@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import signal
 import sys
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def interrupted_at(number: int, work, folders=("files", "storages", "collected")
             return None
         count += event == "line"
         if event == "line" and count == number:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return trace
 
     before = sys.gettrace()

@@ -193,12 +193,12 @@ def test_rows_of_an_interrupted_first_commit_are_moved_aside(tmp_path):
 
 # ---- a journal that was closed -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "write", [lambda journal, end: journal.append({"n": 1}), Journal.take_back, lambda journal, end: journal.replace()],
-    ids=["append", "take back", "replace"],
+    "write", [lambda journal: journal.append({"n": 1}), Journal.settle, Journal.replace],
+    ids=["append", "settle", "replace"],
 )  # fmt: skip
 def test_a_closed_journal_leaves_the_file_alone_that_got_its_descriptor(tmp_path, write):
     journal = Journal(tmp_path / "journal.jsonl", Disk())
-    begun, fd = journal.end, journal._lock.fd
+    fd = journal._lock.fd
     journal.append({"n": 0})
     said = journal.path.read_bytes()
     journal.close()
@@ -206,5 +206,5 @@ def test_a_closed_journal_leaves_the_file_alone_that_got_its_descriptor(tmp_path
         assert other.fileno() == fd
         other.write(b"of somebody else")
         other.flush()
-        refused(ResourceError, "write here", lambda: write(journal, begun))
+        refused(ResourceError, "write here", lambda: write(journal))
     assert (tmp_path / "other").read_bytes() == b"of somebody else" and journal.path.read_bytes() == said

@@ -200,7 +200,7 @@ def as_hydra_composes(monkeypatch, numbers) -> int:
         return OmegaConf.to_yaml(job.node), repr(job.cfg), job.choices, OmegaConf.is_struct(job.node)
 
     def both(verb, overrides, stored):
-        ours, hydras = tried(composed, verb, overrides, stored), tried(compose._compose_tree, verb, overrides)
+        ours, hydras = tried(composed, verb, overrides, stored), tried(compose.compose_tree, verb, overrides)
         assert ours == hydras, (verb, overrides)
         found[type(ours)] += 1
         return composed(verb, overrides, stored)

@@ -16,6 +16,8 @@ from rlcli import verify
 from rlcli.build import load, resume
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
+from rlcli.data.fields import bytes_of
+from rlcli.data.files.row_files import SavedRows
 from rlcli.errors import ConfigError, StoppedSafely
 from rlcli.objectives.value import GAE
 from rlcli.runs import checkpoint
@@ -69,6 +71,9 @@ def same(a, b, where="") -> None:
                 same(a[key], b[key], f"{where}/{key}")
     elif isinstance(a, torch.Tensor):
         assert torch.equal(a, b), where
+    elif isinstance(a, SavedRows):  # byte for byte, however they are cut into files
+        assert a.fields == b.fields, where
+        same(*({key: bytes_of(x) for key, x in rows.columns().items()} for rows in (a, b)), where)
     elif isinstance(a, list):
         assert len(a) == len(b), where
         for i, (x, y) in enumerate(zip(a, b, strict=True)):

@@ -21,6 +21,7 @@ import rlcli
 from rlcli.build import resume, train
 from rlcli.build.plan import plan
 from rlcli.collectors import Collector
+from rlcli.data.files.row_files import SavedRows
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ConfigError, EnvError, NumericsError, ResourceError, StoppedSafely
 from rlcli.learning.gradient import GradientChoice
@@ -280,6 +281,8 @@ def same(a, b):
         assert len(a) == len(b)
         for x, y in zip(a, b, strict=True):
             same(x, y)
+    elif isinstance(a, SavedRows):
+        same(a.columns(), b.columns())
     else:
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b if not hasattr(a, "all") else (a == b).all()
 

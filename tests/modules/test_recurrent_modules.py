@@ -475,7 +475,7 @@ def test_layers_that_it_cannot_run_are_refused(layers, options, words):
 
 @pytest.mark.parametrize(("given", "taken"), [(True, True), ("full", True), (False, False), ("none", False)])
 def test_what_is_kept_for_the_backward_pass_is_a_word_or_a_flag(given, taken):
-    assert module(GRUModule, recurrent_recompute=given).options["recompute"] is taken
+    assert module(GRUModule, recurrent_recompute=given).recurrent_recompute is taken
 
 
 test_refused = refusals(
@@ -492,7 +492,9 @@ def test_a_policy_that_is_stepped_without_its_state_is_an_error():
 
 def test_a_lower_precision_is_tritons_and_another_is_refused(monkeypatch):
     seen = []
-    monkeypatch.setattr("rlcli.modules.recurrent.modules.gru", lambda x, *given, **options: seen.append(options) or x)
+    monkeypatch.setattr(
+        "rlcli.modules.recurrent.modules.unroll", lambda x, *given, **options: seen.append(options) or (x,)
+    )
     net = GRUModule(H, H, in_key="observation", out_key="features", recurrent_compute_dtype=torch.bfloat16)
     td = TensorDict({"observation": torch.zeros(2, 3, H), "is_init": torch.ones(2, 3, 1, dtype=torch.bool)}, [2, 3])
     with set_recurrent_mode(True):

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from face import refused
+from face import configure, refused
 
 from rlcli.errors import ConfigError, ResourceError
 from rlcli.report import events
@@ -142,14 +142,13 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
     refused(ResourceError, "metrics.jsonl", lambda: MetricsWriter(tmp_path / "no" / "metrics.jsonl"))
 
 
-def test_an_unknown_logger_is_refused_with_the_choices():
-    refused(ConfigError, "wandb", lambda: wants_tensorboard("wandb"))
-
-
 def test_tensorboard_is_optional_unless_asked_for(monkeypatch):
     monkeypatch.setattr("rlcli.report.metrics.has", lambda package: False)
     assert wants_tensorboard("auto") is False
-    refused(ConfigError, "tensorboard", lambda: wants_tensorboard("tensorboard"))
+    monkeypatch.setattr("rlcli.config.installed.has", lambda package: False)
+    for logger in ("wandb", "tensorboard"):
+        with refused(ConfigError, logger):
+            configure("train", [f"logger={logger}"])
 
 
 def test_tensorboard_reads_back_what_a_resumed_run_kept(tmp_path, monkeypatch):

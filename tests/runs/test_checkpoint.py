@@ -44,7 +44,6 @@ def test_newest_are_kept_and_older_taken_away(tmp_path):
         checkpoint.save(tmp_path, state(i), number=100 * i, keep=3)
     assert [p.name for p in checkpoint.FOLDERS.paths(tmp_path)] == [f"checkpoint_{i:06d}" for i in (3, 4, 5)]
     assert checkpoint.load_latest(tmp_path).manifest["number"] == 400
-    assert checkpoint.latest_number(tmp_path) == 400
     assert sorted(tmp_path.iterdir()) == checkpoint.FOLDERS.paths(tmp_path)
 
 
@@ -63,7 +62,6 @@ def test_a_damaged_checkpoint_is_passed_over_loudly_and_never_pushes_a_good_one_
     with pytest.warns(UserWarning, match=r"tensors\.safetensors.*bytes"):
         found = checkpoint.load_latest(tmp_path)
     assert found.manifest["number"] == 0 and len(found.skipped) == 2
-    assert checkpoint.latest_number(tmp_path) == 0
     checkpoint.save(tmp_path, state(9), number=9, keep=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -91,13 +89,10 @@ def test_no_checkpoint_and_no_good_checkpoint_are_different_errors(tmp_path):
     for empty in (tmp_path, tmp_path / "nowhere"):
         with refused(ResourceError, "checkpoint"):
             checkpoint.load_latest(empty)
-        with refused(ResourceError, "checkpoint"):
-            checkpoint.latest_number(empty)
     path = checkpoint.save(tmp_path, state(), number=1)
     (path / "manifest.json").unlink()
     with pytest.warns(UserWarning), refused(DamagedDataError, "manifest.json"):
         checkpoint.load_latest(tmp_path)
-    refused(DamagedDataError, "manifest.json", lambda: checkpoint.latest_number(tmp_path))
 
 
 @pytest.mark.parametrize("keep", [1, 0, -3])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -36,7 +35,7 @@ class Begun:
     """Keep what has come of a batch that a team of workers was asked for."""
 
     team: range
-    batch: Any  # the memory that they write
+    batch: Any  # the memory that they write; None: the parts have their rows
     steps: int
     parts: Parts = dataclasses.field(default_factory=dict)
 
@@ -84,9 +83,16 @@ class MultiAsyncCollector(MultiProcessCollector):
         super().__init__(create_env_fn, policy, **options)
         k = self._together
         self._teams = [range(first, first + k) for first in range(0, len(self.group), k)]
+        for team in self._teams:
+            if len({self.group.records[index].lanes for index in team}) > 1:
+                self.group.close()
+                raise ArgumentError(
+                    "workers that fill a batch together need as many envs each", where=f"workers {[*team]}",
+                    why=f"they have {', '.join(str(self.group.records[index].lanes) for index in team)}",
+                    fix="Give all workers of a collector as many envs.",
+                )  # fmt: skip
         self.pools = {team: self._pool(team) for team in self._teams}
         self._begun: list[Begun] = []  # batches that were asked for and not delivered, in the order of asking
-        self._ready: deque[Parts] = deque()  # batches that a checkpoint waited for, with their rows
         self._gaps: dict[int, bool] = {}  # lanes whose last rows were passed over: whether an episode ended with them
 
     def _steps(self, team: range, frames: int) -> int:
@@ -137,77 +143,90 @@ class MultiAsyncCollector(MultiProcessCollector):
     def _collect(self, steps: int, timed: bool) -> Delivered:
         self._before_batch()
         while True:
-            parts, batch = self._next(timed)
-            frames, versions = 0, []
-            for index, part in parts.items():
-                record, behind = self.group.records[index], self.policy_version - part.version
-                record.lag, record.largest_lag = behind, max(behind, record.largest_lag or 0)
-                versions.append(part.version)
-                frames += part.lanes * part.steps
-            team = self._teams[min(parts) // self._together]
-            self.lag = self.policy_version - min(versions)
-            late = self.max_lag is not None and self.lag > self.max_lag
-            self.late_batches += late
-            delivered = None
-            if late and self.on_lag == "drop":
-                self.dropped_frames += frames
-                self._pass(parts)
-            else:
-                memory = {} if batch is None else batch.columns.data
-                lanes, batched = self._span(team), self.batched or len(team) > 1
-                gaps = {lane: self._gaps.pop(lane) for lane in lanes if lane in self._gaps}
-                delivered = self._collected([*parts.values()], memory, batched=batched, lanes=lanes, gaps=gaps)
-            if batch is not None:
-                self.pools[team].give_back(batch)
+            begun = self._next(timed)
+            try:
+                self._begun.remove(begun)
+                delivered = self._delivered(begun)
+            except BaseException:
+                self._pass(begun.parts)
+                raise
+            if begun.batch is not None:
+                self.pools[begun.team].give_back(begun.batch)
             if delivered is not None:
                 return delivered
+
+    def _delivered(self, begun: Begun) -> Delivered | None:
+        """Return a whole batch, None where it is late and passed over."""
+        parts = [part for _, part in sorted(begun.parts.items())]
+        for index, part in zip(begun.team, parts, strict=True):
+            record, behind = self.group.records[index], self.policy_version - part.version
+            record.lag, record.largest_lag = behind, max(behind, record.largest_lag or 0)
+        self.lag = self.policy_version - min(part.version for part in parts)
+        late = self.max_lag is not None and self.lag > self.max_lag
+        self.late_batches += late
+        if late and self.on_lag == "drop":
+            self.dropped_frames += sum(part.lanes * part.steps for part in parts)
+            self._pass(begun.parts)
+            return None
+        memory = {} if begun.batch is None else begun.batch.columns.data
+        lanes, batched = self._span(begun.team), self.batched or len(begun.team) > 1
+        gaps = {lane: self._gaps.pop(lane) for lane in lanes if lane in self._gaps}
+        return self._collected(parts, memory, batched=batched, lanes=lanes, gaps=gaps)
 
     def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
         if self._together == 1 or not self.batched or self.split_trajs or self._several:
             return super().pieces(batch, lanes)
         return [timed_rows(batch.unflatten(0, (self._together, len(batch) // self._together)))]
 
-    def _next(self, timed: bool) -> tuple[Parts, Any]:
-        """Return the parts of the next batch, and the memory that they lie in; None where each has its own."""
-        if self._ready:
-            return self._ready.popleft(), None
-        self._ask(timed)
+    def _next(self, timed: bool) -> Begun:
+        """Return the next whole batch, which stays among those that were begun."""
+        self._forget()
+        if not self._begun or self._begun[0].batch is not None:
+            self._ask(timed)
         while True:
             for begun in self._begun[: 1 if self.on_lag == "block" else None]:
                 if len(begun.parts) == len(begun.team):
-                    self._begun.remove(begun)
-                    return dict(sorted(begun.parts.items())), begun.batch
+                    return begun
             self._came(*self.group.next())
+            self._forget()
+            if not self._begun:
+                self._ask(timed)
 
     def _came(self, index: int, order: BatchRequest, part: WorkerBatch) -> None:
         for begun in self._begun:
             if begun.batch is order.batch:
                 begun.parts[index] = part
+
+    def _lost(self, index: int, later: Iterable[Begun]) -> None:
+        """Have the worker's next part, of later batches or to come, say that rows before it are nobody's."""
+        for begun in later:
+            if (part := begun.parts.get(index)) is not None:
+                begun.parts[index] = dataclasses.replace(part, begins=part.begins or False)
                 return
-        self._pass({index: part})  # others of its batch were forgotten before
+        record = self.group.records[index]
+        record.begins = record.begins or False
 
     def _pass(self, parts: Parts) -> None:
-        """Pass over the rows of parts that nobody gets."""
+        """Pass over the rows of a batch that nobody gets, before its team's next one is delivered."""
         for index, part in parts.items():
             ended = {lane for t, lane in part.finals.places if t == part.steps - 1}
             self._gaps |= {lane: at in ended for at, lane in enumerate(self.group.ranges[index])}
 
     def _forget(self) -> None:
-        """Pass over batches of which the workers forgot a part: see `CollectorWorkers.outstanding`."""
-        open_ = [*map(id, (order.batch for orders in self.group.outstanding() for order in orders))]
-        for begun in self._begun[:]:
-            if open_.count(id(begun.batch)) + len(begun.parts) < len(begun.team):
-                self._begun.remove(begun)
-                self._pass(begun.parts)
+        """Pass over batches that no part is to come of, and one did not: see `CollectorWorkers.outstanding`."""
+        to_come = {id(order.batch) for orders in self.group.outstanding() for order in orders}
+        for at, begun in reversed([*enumerate(self._begun)]):
+            if len(begun.parts) < len(begun.team) and id(begun.batch) not in to_come:
+                for index in begun.team:
+                    self._lost(index, self._begun[at + 1 :])
+                del self._begun[at]
 
     @property
     def _asked(self) -> int:
-        ready = sum(part.lanes * part.steps for parts in self._ready for part in parts.values())
-        return ready + sum(begun.steps * len(self._span(begun.team)) for begun in self._begun)
+        return sum(begun.steps * len(self._span(begun.team)) for begun in self._begun)
 
     def _ask(self, timed: bool) -> None:
         """Make every worker write its next batches, as far as the run and the lag allow."""
-        self._forget()
         orders = self.group.outstanding()
         limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(self._teams)
         for ahead in range(1, AHEAD + 1):
@@ -254,46 +273,50 @@ class MultiAsyncCollector(MultiProcessCollector):
         except Exception as error:
             warnings.warn(f"a skipped batch had failed: {in_words(error)}", stacklevel=4)
             self._settle()
-        self._ready.clear()
+        self._begun.clear()
         self._gaps.clear()
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Between two batches: what workers are writing is waited for, and saved with the rest."""
         self._settle()
-        ready = [[index, _plain(part)] for parts in self._ready for index, part in parts.items()]
+        ready = [[index, _plain(part)] for begun in self._begun for index, part in sorted(begun.parts.items())]
         late = {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
         return super().state_dict() | {"ready": ready, "gaps": dict(self._gaps)} | late
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         self._settle()
+        k, given = self._together, [int(index) for index, _ in state["ready"]]
+        whole = all(given[at : at + k] in [*map(list, self._teams)] for at in range(0, len(given), k))
+        refuse(len(state["workers"]) == len(self.group) and not whole, "the state is of workers in other teams",
+               why=f"{k} of these wait for each other", fix="Use as many workers a collector as wrote it.")  # fmt: skip
         lost = super().load_state_dict(state, replay=replay)
         self.late_batches, self.dropped_frames = int(state["late_batches"]), int(state["dropped_frames"])
-        ready = [(int(index), _part(part, self.schema)) for index, part in state["ready"]]
-        self._ready = deque(dict(ready[at : at + self._together]) for at in range(0, len(ready), self._together))
+        ready = [(index, _part(part, self.schema)) for index, (_, part) in zip(given, state["ready"], strict=True)]
+        each = [dict(ready[at : at + k]) for at in range(0, len(ready), k)]
+        self._begun = [Begun(self._teams[min(parts) // k], None, parts[min(parts)].steps, parts) for parts in each]
         self._gaps = {int(lane): bool(begins) for lane, begins in state["gaps"].items()}
         return lost
 
     def _settle(self) -> None:
         """Wait for all that workers write, and keep it."""
         self.background.refuse()
-        for written in self.group.settle():
-            self._came(*written)
+        self.group.settle(keep=self._came)
         self._forget()
         for begun in self._begun:
-            data, start = begun.batch.columns.data, self._span(begun.team).start
-            parts = {}
-            for index, part in sorted(begun.parts.items()):
+            if (batch := begun.batch) is None:
+                continue
+            data, start = batch.columns.data, self._span(begun.team).start
+            for index, part in begun.parts.items():
                 first = self.group.ranges[index].start - start
                 rows = {
                     key: data[key][first : first + part.lanes, : part.steps].copy()
                     for key in part.keys
                     if key not in part.columns
                 }
-                parts[index] = dataclasses.replace(part, columns=part.columns | rows)
-            self._ready.append(parts)
-            self.pools[begun.team].give_back(begun.batch)
-        self._begun.clear()
+                begun.parts[index] = dataclasses.replace(part, columns=part.columns | rows)
+            begun.batch = None
+            self.pools[begun.team].give_back(batch)
 
 
 def _refuse_steps(steps: int | None) -> None:

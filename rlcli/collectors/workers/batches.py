@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,30 +21,6 @@ from rlcli.collectors.finish import Filled, Seconds
 from rlcli.collectors.workers.worker import WorkerBatch
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS, Key, show
-from rlcli.vec_envs.bounds import sentence
-
-
-class Outside:
-    """Add up observations outside their bounds over all workers, from earlier `figures` on."""
-
-    def __init__(self, figures: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        self._found = {key: dict(entry) for key, entry in (figures or {}).items()}
-        self._fresh: dict[str, int] = {}
-
-    def add(self, news: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add what one worker found since it was asked last, in the form of `figures`."""
-        for key, entry in news.items():
-            total = self._found.setdefault(key, {"observations": 0, "worst": entry["worst"]})
-            total["observations"] += entry["observations"]
-            total["worst"] = max(total["worst"], entry["worst"], key=lambda worst: worst["excess"])
-            self._fresh[key] = self._fresh.get(key, 0) + entry["observations"]
-
-    def news(self) -> list[tuple[str, str, int]]:
-        fresh, self._fresh = self._fresh, {}
-        return [(key, sentence(key, self._found[key]["worst"]), count) for key, count in fresh.items()]
-
-    def figures(self) -> dict[str, dict[str, Any]]:
-        return {key: dict(entry) for key, entry in self._found.items()}
 
 
 def merged(parts: Sequence[WorkerBatch], memory: Mapping[Key, np.ndarray]) -> Filled:

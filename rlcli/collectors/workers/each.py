@@ -6,7 +6,6 @@ copied all the same: versions of weights are published whole.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import io
 import os
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing import get_sharing_strategy
 
-from rlcli.arguments import refuse
+from rlcli.arguments import nearest, refuse
 from rlcli.collectors.options import EACH, FIELDS, PARENT, CollectorOptions, counted, in_scope
 from rlcli.errors import ArgumentError, in_words
 from rlcli.processes.process import cores
@@ -34,7 +33,6 @@ _OF_ONE_KIND = {  # of collectors with workers: the values that ask for nothing,
     "max_lag": ((None,), "workers that wait for each other are never behind", "MultiAsyncCollector"),
     "on_lag": (("report",), "workers that wait for each other are never behind", "MultiAsyncCollector"),
 }  # fmt: skip
-_WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
 
 
 def own_length(name: str, value: Sequence[Any], workers: int) -> None:
@@ -80,7 +78,7 @@ def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
 
 def check_names(options: Mapping[str, Any], kind: type) -> None:
     """Refuse options that a collector of this `kind` has not, of those that its constructor has no parameter for."""
-    names = (FIELDS.keys() | _WITHOUT_EFFECT) - {"traj_pool"}
+    names = FIELDS.keys() - {"traj_pool"}
     for name, value in options.items():
         if name in _OF_ONE_KIND:
             without_effect, why, other = _OF_ONE_KIND[name]
@@ -94,8 +92,7 @@ def check_names(options: Mapping[str, Any], kind: type) -> None:
         elif name not in names:
             parameters = [each for part in kind.__mro__ for each in inspect.signature(part).parameters.values()]
             legal = names.union(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
-            near = difflib.get_close_matches(name, legal, n=1)
-            raise ArgumentError(f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None)
+            raise ArgumentError(f"a collector has no option {name!r}", fix=nearest(name, legal))
 
 
 def check_elsewhere(options: Mapping[str, Any], start_method: str | None, schemes: Any) -> None:

@@ -192,13 +192,20 @@ class CollectorWorkers(Owner):
             part, record.begins = dataclasses.replace(part, begins=record.begins), None
             return index, order, part
 
-    def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, BatchRequest, WorkerBatch]]:
-        """Wait for all that was begun, as `next` would give it; `came` is called after each with how many came."""
+    def settle(
+        self, came: Callable[[int], Any] | None = None, keep: Callable[..., Any] | None = None
+    ) -> list[tuple[int, BatchRequest, WorkerBatch]]:
+        """Wait for all that was begun, as `next` would give it.
+
+        `keep` is given each as it comes, whatever fails or breaks off the wait; `came` is told how many came.
+        """
         batches: list[tuple[int, BatchRequest, WorkerBatch]] = []
         errors: dict[int, Exception] = {}
         while any(self.outstanding()):
             try:
                 batches.append(self.next())
+                if keep is not None:
+                    keep(*batches[-1])
             except StoppedSafely:
                 raise
             except Exception as error:

@@ -27,7 +27,7 @@ from rlcli.collectors.devices import resolve, synchronize
 from rlcli.collectors.finish import Delivered, Shares
 from rlcli.collectors.options import HOOKS, PARENT, CollectorOptions, counted, in_scope
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.workers.batches import Outside, merged
+from rlcli.collectors.workers.batches import merged
 from rlcli.collectors.workers.each import (
     WorkerRecord,
     check_alike,
@@ -53,6 +53,7 @@ from rlcli.processes.remote_group import Remote
 from rlcli.processes.worker import USUAL_METHOD
 from rlcli.specs.field import CODED
 from rlcli.transforms import NextObservationDelta
+from rlcli.vec_envs.bounds import Bounds
 from rlcli.vec_envs.workers import told
 from rlcli.weight_update.publisher import Publisher
 
@@ -155,7 +156,7 @@ class MultiProcessCollector(BaseCollector):
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
             self._models = WorkerModels(self.group, self.policy, weight_sync_schemes)
             self._weights = Publisher(self._models)
-            self.outside = Outside()
+            self.outside = Bounds()
             self._reuse = parent.reuse_batch
             if self.trajectories is not None and self._has_members:
                 self.trajectories = parent.trajectories(self.group.ranges)
@@ -379,7 +380,7 @@ class MultiProcessCollector(BaseCollector):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
         told = [{name: getattr(record, name) for name in _COUNTED} for record in self.group.records]
-        state = {"outside": self.outside.figures(), "workers": self.group.call("state_dict"), "told": told}
+        state = {"outside": self.outside.state_dict(), "workers": self.group.call("state_dict"), "told": told}
         return state | {"renumbered": dict(self._renumbered)}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
@@ -389,7 +390,7 @@ class MultiProcessCollector(BaseCollector):
         refuse(len(saved) != len(self.group), f"the state is of {len(saved)} workers",
                why=f"there are {len(self.group)}", fix="Use as many workers as wrote it.")  # fmt: skip
         self.frames = int(state["frames"])
-        self.outside = Outside(state["outside"])
+        self.outside.load_state_dict(state["outside"])
         self._renumbered = {int(lane): (int(own), int(n)) for lane, (own, n) in state.get("renumbered", {}).items()}
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.storing)

@@ -10,8 +10,9 @@ import dataclasses
 import os
 import pickle
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -105,10 +106,6 @@ class PartCollector(Collector):
     fast = True
     _stop: np.ndarray | None = None
 
-    def write_to(self, pool: Any) -> None:
-        """Take the memory of batches from another pool than its own."""
-        self._pool = pool
-
     def bind(self, columns: Mapping[Key, np.ndarray], steps: int) -> BoundBatch:
         return self._engine.bind({key: columns[key] for key in self._engine.columns()}, steps)
 
@@ -135,14 +132,8 @@ class PartCollector(Collector):
         return columns
 
     def _leg(self, first: int, last: int) -> Iterable[int]:
-        return range(first, last) if self._stop is None else self._until_stopped(self._stop, range(first, last))
-
-    @staticmethod
-    def _until_stopped(stop: np.ndarray, steps: range) -> Iterator[int]:
-        for t in steps:
-            yield t
-            if stop[0]:
-                return
+        stop, steps = self._stop, range(first, last)
+        return steps if stop is None else takewhile(lambda t: t == first or not stop[0], steps)
 
 
 class SlotRows:
@@ -158,7 +149,7 @@ class SlotRows:
 
     def collector(self, options: Mapping[str, Any]) -> PartCollector:
         collector = PartCollector(**options)
-        collector.write_to(self)
+        collector._engine.pool = self
         return collector
 
     def arrays(self, memory: Arrays) -> dict[Any, np.ndarray]:

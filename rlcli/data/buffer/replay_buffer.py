@@ -24,11 +24,11 @@ from rlcli import arguments
 from rlcli.data.buffer.arguments import as_batch, made, ring_of, rows_at
 from rlcli.data.buffer.stream import Gate, Sampled, SampleStream
 from rlcli.data.buffer.transforms import Transforms
-from rlcli.data.ring.write import uninterrupted
 from rlcli.data.samplers.sampler import Draw, RandomSampler, Sampler
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.processes.process import uninterrupted
 from rlcli.recognise import own
 
 if TYPE_CHECKING:

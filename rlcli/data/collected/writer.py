@@ -21,6 +21,7 @@ from rlcli.data.files.disk import Disk
 from rlcli.data.files.journal import JOURNAL, Journal, Record, state_name, states
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ResourceError
+from rlcli.processes.process import uninterrupted
 from rlcli.specs.field import Field
 from rlcli.typed import Misfit
 
@@ -149,35 +150,35 @@ class SegmentWriter:
         Raises
         ------
         ResourceError
-            The disk refuses; pending segments are taken away again, and so they are where it is interrupted.
+            The disk refuses; pending segments are taken away again.
         """
         if not self.pending:
             return
-        count, end = self.count + len(self.pending), self._journal.end
+        count = self.count + len(self.pending)
         frames = self.frames + sum(record["frames"] for record in self.pending)
         nbytes = self.nbytes + sum(record["size"] for record in self.pending)
         saved, files = self.folder / state_name(count), [self.folder / record["file"] for record in self.pending]
-        try:
-            if saved.exists():
-                self.disk.remove(saved)  # nobody knows it: see `append`
-            for file in files[: len(files) - synced]:
-                self.disk.sync_file(file)
-            if state is not None:
-                self.pending[-1]["state"] = self.disk.write_file(saved, state)._asdict()
-            self.disk.sync_folder(self.folder)
-            self._journal.append(*self.pending)
-            # in one statement, which is the last one: an interrupt comes before all of it or after it
+        with uninterrupted():
+            try:
+                if saved.exists():
+                    self.disk.remove(saved)  # nobody knows it: see `append`
+                for file in files[: len(files) - synced]:
+                    self.disk.sync_file(file)
+                if state is not None:
+                    self.pending[-1]["state"] = self.disk.write_file(saved, state)._asdict()
+                self.disk.sync_folder(self.folder)
+                self._journal.append(*self.pending)
+            except BaseException:
+                with contextlib.suppress(ResourceError):  # the first error is the one to report
+                    self._journal.settle()
+                    for path in (*files, saved):
+                        with contextlib.suppress(ResourceError):
+                            self.disk.remove(path)
+                self.pending = []
+                if not self.count:
+                    self._layout = self._lanes = None
+                raise
             self.count, self.frames, self.nbytes, self.pending = count, frames, nbytes, []
-        except BaseException:
-            with contextlib.suppress(ResourceError):  # the first error is the one to report
-                self._journal.take_back(end)
-                for path in (*files, saved):
-                    with contextlib.suppress(ResourceError):
-                        self.disk.remove(path)
-            self.pending = []
-            if not self.count:
-                self._layout = self._lanes = None
-            raise
         self._committed = time.monotonic()
         if state is not None:
             for path in states(self.folder)[:-2]:

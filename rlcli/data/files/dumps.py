@@ -63,30 +63,7 @@ def dump(
 def load(
     ring: Ring, folder: Path | str, *, cut: bool = True, take: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """Fill a ring with the newest dump that verifies; a damaged one is passed over with a warning.
-
-    Parameters
-    ----------
-    cut : bool
-        What is written next is of another process: it goes on with no trajectory that has no id.
-    take : callable, optional
-        Is given `extra` while the ring is as it was, and may refuse it: nothing is loaded then.
-
-    Returns
-    -------
-    dict
-        `extra` as it was given.
-
-    Raises
-    ------
-    ResourceError
-        There is no dump.
-    DamagedDataError
-        None verifies, or they are of another version.
-    ArgumentError
-        It was made with another max_size or ndim. In all these cases the ring is as it was; where the memory or the
-        disk gives out while rows are written, it is empty.
-    """
+    """Fill a ring with the newest dump that verifies; its `extra`, which `take` may refuse before anything changes."""
     while True:
         path, manifest = _newest(Path(folder))
         with FOLDERS.held(path) as there:  # a writer at work may have taken it away since then
@@ -139,9 +116,12 @@ def read_rows(ring: Ring, state: Mapping[str, Any], saved: Saved) -> Contents:
             if any(len(column) != stop - first for column in saved.values()):
                 raise Misfit(f"columns of {stop - first} rows were expected")
         return contents
-    if isinstance(saved, SavedRows) and saved.fields != stored:
+    storage, size = ring.storage, contents.space.size
+    fields, capacity, (begin, end) = (
+        (saved.fields, size, saved.span) if isinstance(saved, SavedRows) else (storage.fields, storage.capacity, saved)
+    )
+    if fields != stored or capacity != size:
         raise Misfit("the files and the state of a buffer do not belong together")
-    begin, end = saved.span if isinstance(saved, SavedRows) else saved
     if first < stop and not begin <= first < stop == end:
         raise Misfit(f"steps {begin} to {end} are stored, and the state is of {first} to {stop}")
     return contents
@@ -150,33 +130,28 @@ def read_rows(ring: Ring, state: Mapping[str, Any], saved: Saved) -> Contents:
 def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool = False) -> None:
     """Give a ring another one's state and rows; where rows cannot be written, it holds none."""
     contents = read_rows(ring, state, saved)
+    if isinstance(saved, tuple):
+        ring.take_over(contents, cut=cut, here=True)
+        return
     try:
         ring.take_over(contents, cut=cut)
         if isinstance(saved, SavedRows):
             saved.fill(ring.storage)
-        elif isinstance(saved, Mapping):
+        else:
             _write(ring, saved)
-        if not isinstance(saved, tuple):
-            ring.storage.commit(ring.content)
+        ring.storage.commit(ring.content)
     except BaseException:
         ring.clear(fields=True)
         raise
 
 
 def resume(ring: Ring) -> bool:
-    """Take over what a storage holds from an earlier process, to go on with it or to read it only; whether it did.
-
-    Raises
-    ------
-    DamagedDataError
-        No state was committed with its rows.
-    """
+    """Take over what a storage holds from an earlier process, to go on with it or to read it only; whether it did."""
     storage = ring.storage
     with loading_state(storage.where, ROWS):
         saved = storage.saved()
         if saved is not None:
-            with storage.taking_over():
-                take_rows(ring, *saved, cut=True)
+            take_rows(ring, *saved, cut=True)
     return saved is not None
 
 

@@ -128,7 +128,6 @@ class Journal:
             self._lock.drop()
             raise
         self.end = End(found.end, len(found.offsets), found.digest)
-        self._next: tuple[ProcessLock, End] | None = None  # the file that is about to take the name, see `replace`
         self._named = True  # the file's name is durable, or was made so by who made the file
 
     def _locked(self, path: Path) -> ProcessLock:
@@ -153,7 +152,7 @@ class Journal:
 
     def append(self, *new: Record) -> None:
         """Add records with one write; they are durable on return, and gone if anything is raised."""
-        self._settle()
+        self.settle()
         data, digest = _lines(new, self.end.digest)
         end = End(self.end.size + len(data), self.end.records + len(new), digest)
         if not self._named:
@@ -162,35 +161,26 @@ class Journal:
         self.disk.append(self._lock.fd, self.path, data)
         self.end = end
 
-    def take_back(self, end: End) -> None:
-        """End where it ended before, `replace` not called since then."""
-        self.end = end
-        self._settle()
-
     def replace(self, *new: Record) -> None:
         """Begin anew with records that say the same: whoever reads finds the old ones or the new ones."""
-        self._settle()
+        self.settle()
         data, digest = _lines(new, "")
         if self._beside.exists():
             self.disk.remove(self._beside)
         self.disk.write_file(self._beside, [data])
-        self._next = self._locked(self._beside), End(len(data), len(new), digest)
+        left = self._locked(self._beside)
         try:
             self._named = False  # after a power cut the name may be the old file's again
             self.disk.rename(self._beside, self.path)
             self._named = True
         finally:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Keep the named file, with nothing after what counts: an interrupt may come at any time."""
-        self.need_held()  # the number of a descriptor that was closed may be another file's by now
-        if self._next is not None:
-            (left, end), renamed = self._next, not self._beside.exists()
-            if renamed:
-                left, self._lock, self.end = self._lock, left, end
-            self._next = None
+            if not self._beside.exists():  # it has the name, durably or not
+                left, self._lock, self.end = self._lock, left, End(len(data), len(new), digest)
             left.drop()
+
+    def settle(self) -> None:
+        """Leave nothing after what counts, of an `append` that was refused."""
+        self.need_held()  # the number of a descriptor that was closed may be another file's by now
         if os.fstat(self._lock.fd).st_size > self.end.size:
             self.disk.cut(self._lock.fd, self.path, self.end.size)
 

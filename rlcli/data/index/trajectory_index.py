@@ -153,8 +153,6 @@ class TrajectoryIndex(IndexArrays):
         steps : int64 array ``[N]``
             How many different rows there are, 1 to n; ``path[:, -1]`` is the last of them.
         """
-        if n < 1:
-            raise ArgumentError("a walk has at least one step", why=f"got {n}")
         path, steps = np.empty((len(rows), n), np.int64), np.empty(len(rows), np.int64)
         kernels.index.read.walk(*self.of_rows, rows, path, steps)
         return path, steps
@@ -215,11 +213,9 @@ class TrajectoryIndex(IndexArrays):
         Raises
         ------
         ArgumentError
-            Nothing is stored, or no trajectory is long enough.
+            No trajectory is long enough.
         """
         left, right = check_request(slice_len, count, span, weighting)
-        if not self.cursor:
-            raise ArgumentError("nothing was stored yet, so no slice can be drawn")
         least, by_rows = slice_len if strict else 1, weighting == "transition"
         rows, sizes = np.empty(count * slice_len, np.int64), np.empty(count, np.int64)
         fails = np.zeros(2, np.int64)

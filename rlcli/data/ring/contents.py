@@ -28,6 +28,7 @@ from rlcli.data.storages.storage import PlainColumns, Storage
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.codes import ONE_HOT
 from rlcli.keys import Key, as_tuple, show, under_next, unravel
+from rlcli.processes.process import uninterrupted
 from rlcli.specs.field import Field
 from rlcli.typed import Misfit
 
@@ -229,22 +230,22 @@ class Contents:
 
         assert self.coded is not None
         before, self.coded = self.coded, coded  # the state that is kept speaks of the new codes already
-        try:
-            relay(self.storage, before, coded, self.first, len(self), index, self.encoded)
-        except BaseException:
-            self.coded = before
-            raise
+        with uninterrupted():
+            try:
+                relay(self.storage, before, coded, self.first, len(self), index, self.encoded)
+            except BaseException:
+                self.coded = before
+                raise
 
     # ---- a write that is taken back ----------------------------------------------------------------------------
     def before(self, rows: np.ndarray | None = None) -> Callable[[], None]:
         """Return what brings back all of this as it is now, with `rows` (int64 `[N]`) about to be written over."""
-        index, pairs, stacks, sparse = copy.deepcopy((self.index, self.pairs, self.stacks, self.sparse))
-        choices, unfollowed, coded = self.choices, self.unfollowed, self.coded
+        changing = ("index", "pairs", "stacks", "sparse", "choices", "unfollowed")
+        kept, coded = copy.deepcopy({name: getattr(self, name) for name in changing}), self.coded
         written_over = None if rows is None else self.storage.gather(rows)
 
         def bring_back() -> None:
-            self.stacks, self.unfollowed, self.sparse, self.choices = stacks, unfollowed, sparse, choices
-            self.index, self.pairs = index, pairs
+            vars(self).update(kept)
             self.index.find_pool()
             self.storage.take_back(self.index.cursor * self.space.lanes)
             if rows is not None and written_over is not None:

@@ -35,6 +35,7 @@ from rlcli.data.ring.write import overwrite, remark, write
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show, unravel
+from rlcli.processes.process import uninterrupted
 from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
@@ -270,16 +271,10 @@ class Ring:
         given = columns_of(batch)
         sparse = self._few(given, batch.ndim)
         given = {key: c.full() if isinstance(c, Rows) else c for key, c in given.items()}
-        if not self.fields:
-            raise ArgumentError("nothing was stored yet, so there is no row to write over")
         if batch.batch_size != torch.Size((len(rows),)):
             raise ArgumentError("one row is written over each row", why=f"{list(batch.shape)} over {len(rows)} rows")
         check_fit(self.fields, given, batch.batch_size)
-        live = self.space.are_live(rows, self.cursor)
-        if not live.all():
-            raise ArgumentError(
-                "only rows that are stored can be written over", why=f"row {rows[~live][0]} of {len(self)} is not"
-            )
+        assert self.space.are_live(rows, self.cursor).all()  # `rows_at` has refused others
         if len(rows):
             with self._whole_write(0, rows):
                 overwrite(self.contents, rows, given, sparse)
@@ -290,19 +285,17 @@ class Ring:
         storage, first = self.storage, not self.contents.layout.fields
         due = not first and storage.due(count)
         bring_back = self.contents.before(rows) if due and storage.kept else None
-        commits = storage.commits
-        try:
-            yield
-            if due or (first and storage.due()):
-                storage.commit(self.contents.encoded)
-        except BaseException:
-            if storage.commits > commits:  # it is done; what was interrupted only tidies up
-                pass
-            elif first:
-                self.clear(fields=True)
-            elif bring_back is not None:
-                bring_back()
-            raise
+        with uninterrupted():
+            try:
+                yield
+                if due or (first and storage.due()):
+                    storage.commit(self.contents.encoded)
+            except BaseException:
+                if first:
+                    self.clear(fields=True)
+                elif bring_back is not None:
+                    bring_back()
+                raise
 
     def clear(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
@@ -360,10 +353,13 @@ class Ring:
             contents.load_state_dict(state)
         return contents
 
-    def take_over(self, contents: Contents, *, cut: bool = False) -> None:
-        """Go on with what `read_state` made, in place of all that is stored; `cut`: begin new trajectories."""
-        self.clear(fields=True)
-        if contents.layout.fields:
-            self._declare(contents)
+    def take_over(self, contents: Contents, *, cut: bool = False, here: bool = False) -> None:
+        """Go on with what `read_state` made; `cut`: begin new trajectories; `here`: of rows that the storage holds."""
+        if here:
+            self.storage.lanes, self.contents = contents.space.lanes, contents
+        else:
+            self.clear(fields=True)
+            if contents.layout.fields:
+                self._declare(contents)
         if cut:
             self.index.cut()

@@ -7,12 +7,10 @@ before anything is written over.
 
 from __future__ import annotations
 
-import _signal  # of CPython: what `signal` wraps, without an enum made at each call
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -54,29 +52,28 @@ def write(
     assert pointed is not None
     packed = columns if contents.coded is None else contents.pack(columns)
     (form, where), pairs = pointed, contents.pairs
-    with uninterrupted():
-        for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
-            stop = min(start + space.steps, length)
-            cursor = contents.index.cursor
-            base, new_base = space.base(cursor), space.base(cursor + stop - start)
-            piece = (pairs.table, form, where, ids, ends, length, per_env, start, stop)
-            with room_for(count):  # all of it before anything is written over
-                promoted = {key: s.promote(contents.storage, base, cursor, new_base) for key, s in stacks.items()}
-                for key, kept in promoted.items():
-                    stacks[key].prepare(columns[key], cursor, length, start, stop, kept)
-                contents.index.prepare(*piece)
-            _store(contents, packed, length, start, stop)
-            contents.index.record(*piece)
+    for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
+        stop = min(start + space.steps, length)
+        cursor = contents.index.cursor
+        base, new_base = space.base(cursor), space.base(cursor + stop - start)
+        piece = (pairs.table, form, where, ids, ends, length, per_env, start, stop)
+        with room_for(count):  # all of it before anything is written over
+            promoted = {key: s.promote(contents.storage, base, cursor, new_base) for key, s in stacks.items()}
             for key, kept in promoted.items():
-                stacks[key].follow(
-                    contents.storage, columns[key], contents.index, cursor, length, per_env, start, stop, kept
-                )  # fmt: skip
-            if contents.layout.exact and contents.unfollowed is not None:
-                contents.unfollowed = count_unfollowed(contents.unfollowed, contents.index.scalars, lead)
-        pairs.batch = []
-        first = contents.index.cursor - length
-        if sparse or contents.sparse:
-            contents.put_few(sparse, space.numbers(first, length))
+                stacks[key].prepare(columns[key], cursor, length, start, stop, kept)
+            contents.index.prepare(*piece)
+        _store(contents, packed, length, start, stop)
+        contents.index.record(*piece)
+        for key, kept in promoted.items():
+            stacks[key].follow(
+                contents.storage, columns[key], contents.index, cursor, length, per_env, start, stop, kept
+            )  # fmt: skip
+        if contents.layout.exact and contents.unfollowed is not None:
+            contents.unfollowed = count_unfollowed(contents.unfollowed, contents.index.scalars, lead)
+    pairs.batch = []
+    first = contents.index.cursor - length
+    if sparse or contents.sparse:
+        contents.put_few(sparse, space.numbers(first, length))
     return space.rows(first, length)
 
 
@@ -139,22 +136,21 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
     stored = {key: columns[key].contiguous() for key in contents.stored}
     packed = stored if contents.coded is None else contents.pack(stored)
     contents.storage.ready(rows)
-    with uninterrupted():
-        if len(changed):
-            at = torch.from_numpy(changed)
-            ids, ends = markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
-            before = after = None
-            if pairs.keys:
-                before = pairs.pack(contents.read(rows[changed], pairs.keys))
-                after = pairs.pack({key: columns[under_next(key)][at] for key in pairs.keys})
-            cut_out(index, rows[changed], ids, ends, before, after)
-        for key, other in others.items():
-            if len(other):
-                stacks[key].overwrite(contents.storage, index, rows[other], stored[key][torch.from_numpy(other)])
-            packed[key] = stacks[key].newest(stored[key])
-        contents.storage.scatter(rows, packed)
-        if sparse or contents.sparse:
-            contents.put_few(sparse, numbers)
+    if len(changed):
+        at = torch.from_numpy(changed)
+        ids, ends = markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
+        before = after = None
+        if pairs.keys:
+            before = pairs.pack(contents.read(rows[changed], pairs.keys))
+            after = pairs.pack({key: columns[under_next(key)][at] for key in pairs.keys})
+        cut_out(index, rows[changed], ids, ends, before, after)
+    for key, other in others.items():
+        if len(other):
+            stacks[key].overwrite(contents.storage, index, rows[other], stored[key][torch.from_numpy(other)])
+        packed[key] = stacks[key].newest(stored[key])
+    contents.storage.scatter(rows, packed)
+    if sparse or contents.sparse:
+        contents.put_few(sparse, numbers)
 
 
 def _changed(contents: Contents, rows: np.ndarray, columns: Mapping[Key, Tensor], keys: Iterable[Key]) -> np.ndarray:
@@ -175,23 +171,6 @@ def room_for(rows: int) -> Iterator[None]:
             f"there is no memory to index {rows} more rows", why=str(error) or "the system gives no more",
             fix="Lower storage.max_size, or use next_obs=full on storage=memmap; the buffer is as it was.",
         ) from error  # fmt: skip
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C: rows, their index and what lies beside them are those of the same writes."""
-    handler = _signal.getsignal(_signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    signals: list[tuple[Any, ...]] = []
-    _signal.signal(_signal.SIGINT, lambda *args: signals.append(args))
-    try:
-        yield
-    finally:
-        _signal.signal(_signal.SIGINT, handler)
-        if signals:
-            handler(*signals[0])
 
 
 _PIECE = 1 << 26  # bytes of observations that are read at once, about

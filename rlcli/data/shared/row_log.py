@@ -69,13 +69,7 @@ class LogWriter(RowLog):
     def write(
         self, first: int, columns: Mapping[Key, Tensor], fields: Mapping[Key, Field], lead: torch.Size, cut: bool
     ) -> None:  # fmt: skip
-        """Write a batch ``[*lead, *F]`` whose first row has this number; `cut`: it goes on with no trajectory.
-
-        Raises
-        ------
-        ResourceError
-            There is no room.
-        """
+        """Write a batch ``[*lead, *F]`` whose first row has this number; `cut`: it goes on with no trajectory."""
         parts, ends = [], []
         for key, field in fields.items():
             column = columns[key]
@@ -111,13 +105,7 @@ class LogReader(RowLog):
         self._pid = os.getpid()
 
     def read(self, first: int, fields: Mapping[Key, Field]) -> tuple[dict[Key, Tensor], torch.Size, bool]:
-        """Return the published write that begins with this row, until `done`: columns, not copies; batch dims; `cut`.
-
-        Raises
-        ------
-        FileNotFoundError
-            It is gone: this end has fallen behind.
-        """
+        """Return the published write that begins with this row, or FileNotFoundError: columns, batch dims, `cut`."""
         path = self._file(first)
         if path != self._path and path.exists():
             if self._path is not None and self._pid == os.getpid():

@@ -26,7 +26,7 @@ from rlcli.data.files.disk import MISSING
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages.segment import damaged_rows, numbers_of
 from rlcli.data.storages.storage import Saved, Storage
-from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show
 from rlcli.specs.field import Field
 
@@ -129,8 +129,6 @@ class MappedStorage(Storage):
                 self._map(number)
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
-        if self.fields and self.fields != dict(fields):
-            raise DamagedDataError("the files and the state of a buffer do not belong together", where=self.where)
         self.fields, self.capacity = dict(fields), capacity
 
     # ---- reading -----------------------------------------------------------------------------------------------
@@ -229,9 +227,8 @@ class MappedStorage(Storage):
 
     def clear(self) -> None:
         """Let go of the files, which stay as they are."""
-        if not self._taken_over:
-            self.fields, self.capacity, self._state = {}, self.max_size, None
-            self._drop()
+        self.fields, self.capacity, self._state = {}, self.max_size, None
+        self._drop()
 
     @property
     def nbytes(self) -> int:

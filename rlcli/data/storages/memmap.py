@@ -32,7 +32,6 @@ from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.data.files.state import decode_state
 from rlcli.data.storages.row_journal import (
     Committed,
-    Mark,
     RowJournal,
     check_same,
     header_of,
@@ -55,6 +54,7 @@ from rlcli.data.storages.segment import (
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.processes.process import uninterrupted
 from rlcli.specs.field import Field
 
 
@@ -178,8 +178,6 @@ class LazyMemmapStorage(Storage):
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         if self.fields:
-            if self._taken_over and self.fields == dict(fields) and self.capacity == capacity:
-                return
             raise ResourceError(
                 "the storage holds rows that this buffer does not know", where=self.where,
                 why=f"{self.total - self.first} rows of an earlier process",
@@ -216,16 +214,11 @@ class LazyMemmapStorage(Storage):
         count = len(next(iter(columns.values())))
         if self.total == self.first:  # nothing is stored yet: begin where the owner begins
             self.first = self.total = self.acknowledged = number
-        if not self.first <= number <= self.total:
+        if number != self.total:
             raise ArgumentError("rows are written in order", why=f"row {number}, next is {self.total}")
-        old = min(self.total - number, count)
-        self._reserve(count - old)
-        if old:
-            self._write_over(np.arange(number, number + old), {key: column[:old] for key, column in columns.items()})
-            columns = {key: column[old:] for key, column in columns.items()}
-        if count > old:
-            self._table.put(self.total, columns, count - old)
-            self.total += count - old
+        self._reserve(count)
+        self._table.put(number, columns, count)
+        self.total += count
 
     def take_back(self, number: int) -> None:
         self.total = number
@@ -239,28 +232,23 @@ class LazyMemmapStorage(Storage):
                 self._table.add(Segment.made(self.folder, number, 0, self._table.layout, self.disk, named=self.kept))
 
     def ready(self, rows: np.ndarray) -> None:
-        self._make_ready(self._stored(rows))
+        self._ready(rows)
 
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        self._write_over(self._stored(rows), columns)
+        self._table.scatter(self._ready(rows), columns)
 
-    def _stored(self, rows: np.ndarray) -> np.ndarray:
+    def _ready(self, rows: np.ndarray) -> np.ndarray:
+        """Let these rows be written over; their numbers."""
         numbers = self._numbers(rows)
         if len(numbers) and numbers.min() < 0:
             why = f"row {rows[numbers.argmin()]}"
             raise ArgumentError("a row that was never written cannot be written over", why=why)
-        return numbers
-
-    def _write_over(self, numbers: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        self._make_ready(numbers)
-        self._table.scatter(numbers, columns)
-
-    def _make_ready(self, numbers: np.ndarray) -> None:
         self.need_writable()
         self._take_away()
         for number in np.unique(numbers[numbers < self.acknowledged] // self.segment_rows).tolist():
             if self._journal is not None and self._journal.names(number, self._table.segments[number].version):
                 self._rewrite(number)
+        return numbers
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
         """Return numbers of rows; -1 where nothing is."""
@@ -280,7 +268,7 @@ class LazyMemmapStorage(Storage):
         """Write all columns to new files, and switch to them by one record."""
         first, now = max(self.first, self.total - self.capacity), time.monotonic()
         new, fields = SegmentTable(fields, self.segment_rows, self.capacity + self._spare), dict(fields)
-        gone, mark = self._unnamed + self._files_before(math.inf), self._mark
+        gone = self._unnamed + self._files_before(math.inf)
         try:
             self._table.copy_to(new, first, self.total, again, self.folder, self.disk, named=self.kept)
             if self._journal is not None:
@@ -288,23 +276,13 @@ class LazyMemmapStorage(Storage):
                     self.disk.sync_file(segment.path)
                 saved = None if state is None else state()
                 self._journal.commit(first, self.total, self._pieces(new, first), saved, True, fields)
-            # in one statement, which is the last one: an interrupt comes before all of it or after it
             self._table, self.fields, self.first, self.acknowledged, self._settled, self._unnamed = (
                 new, fields, first, self.total, now, gone
             )  # fmt: skip
         except BaseException:
-            self._take_commit_back(mark)
             self._unnamed += [segment.path for segment in new.segments.values() if self.kept]
             self._take_away()
             raise
-
-    @property
-    def _mark(self) -> Mark | None:
-        return None if self._journal is None else self._journal.mark
-
-    def _take_commit_back(self, mark: Mark | None) -> None:
-        if self._journal is not None and mark is not None:
-            self._journal.take_back(mark)
 
     def _files_before(self, first: float) -> list[Path]:
         """Return what no record will name that keeps the rows from `first` on, as the table has them."""
@@ -352,8 +330,8 @@ class LazyMemmapStorage(Storage):
                 fix="Pass it: storage.commit(ring.content).",
             )  # fmt: skip
         first = max(self.first, self.total - self.capacity)
-        gone, mark = self._unnamed + self._files_before(first), self._mark
-        try:
+        gone = self._unnamed + self._files_before(first)
+        with uninterrupted():
             if self._journal is not None:
                 pieces = self._pieces(self._table, self.acknowledged)
                 if not pieces and state is None:
@@ -363,16 +341,11 @@ class LazyMemmapStorage(Storage):
                 saved = None if state is None else state()
                 new = any(not self._journal.names(n, segment.version) for n, segment in self._table.segments.items())
                 self._journal.commit(first, self.total, pieces, saved, new)
-            # in one statement, which is the last one: an interrupt comes before all of it or after it
-            self.first, self.acknowledged, self.commits, self._unnamed = first, self.total, self.commits + 1, gone
-        except BaseException:
-            self._take_commit_back(mark)
-            raise
-        self._settled = time.monotonic()
-        if self._journal is not None:
-            self._journal.tidy()
-        self._table.pop_below(first)
-        self._take_away()
+            self.first, self.acknowledged, self._unnamed, self._settled = first, self.total, gone, time.monotonic()
+            if self._journal is not None:
+                self._journal.tidy()
+            self._table.pop_below(first)
+            self._take_away()
 
     def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, SegmentPiece]]:
         """Return the steps from `start` on, and all of the segments that were rewritten, with checksums."""
@@ -465,8 +438,6 @@ class LazyMemmapStorage(Storage):
     # ---- the end -----------------------------------------------------------------------------------------------
     def clear(self) -> None:
         """Give the disk back and forget the fields."""
-        if self._taken_over:
-            return
         if self._forked:
             self._journal = None  # of the process that goes on with these files
         self._forget()
@@ -487,13 +458,13 @@ class LazyMemmapStorage(Storage):
     def close(self, state: State | None = None) -> None:
         """Commit, and let another process go on with the folder; once. In a forked child nothing changes there."""
         journal = None if self._forked else self._journal
-        if journal is not None:
-            self.commit(state)
-            journal.finish()
-        self._journal, self.fields = None, {}  # in one statement: interrupted, it is open still, or closed
-        self._forget()
-        if journal is not None:
-            journal.abandon()
+        with uninterrupted():
+            if journal is not None:
+                self.commit(state)
+                journal.finish()
+                journal.abandon()
+            self._journal = None
+            self._forget()
 
     @property
     def nbytes(self) -> int:

@@ -17,11 +17,11 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlcli.data.fields import listed_fields, read_fields
 from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp
-from rlcli.data.files.journal import JOURNAL, End, Journal, Record, number_of, records, scan, state_name, states
+from rlcli.data.files.journal import JOURNAL, Journal, Record, number_of, records, scan, state_name, states
 from rlcli.data.files.tensors import check_fields
 from rlcli.data.storages.segment import Segment, SegmentLayout, SegmentPiece, files_in, name_of
 from rlcli.data.storages.storage import MOST_ROWS
@@ -157,13 +157,6 @@ class Committed:
         return read_fields(self.header["fields"])
 
 
-class Mark(NamedTuple):
-    """Hold what a journal said at some time."""
-
-    end: End
-    committed: Committed
-
-
 class RowJournal:
     """Commit rows to a journal; `header` is a new one's; without it there must be one."""
 
@@ -203,40 +196,32 @@ class RowJournal:
     ) -> None:
         """Commit pieces whose bytes are on the disk, and the state after them; `fields`: they are all rows."""
         path, stamp = self.folder / state_name(self.committed.next), None
-        if state is not None:
-            if path.exists():  # of a commit that was refused
-                self.disk.remove(path)
-            stamp = self.disk.write_file(path, state)
-        if new_names or stamp:
-            self.disk.sync_folder(self.folder)
         record: dict[str, Any] = {
             "kind": "commit",
             "first": first,
             "to": to,
             "pieces": [[segment, version, *piece] for segment, version, piece in pieces],
-            "state": list(stamp) if stamp else None,
+            **({} if fields is None else {"fields": listed_fields(fields)}),
         }
-        if fields is not None:
-            record["fields"] = listed_fields(fields)
-        self._append(record)
+        if state is not None and path.exists():  # of a commit that was refused
+            self.disk.remove(path)
+        try:
+            if state is not None:
+                stamp = self.disk.write_file(path, state)
+            if new_names or stamp:
+                self.disk.sync_folder(self.folder)
+            self._append(record | {"state": list(stamp) if stamp else None})
+        except BaseException:
+            with contextlib.suppress(ResourceError):  # the first error is the one to report
+                self._journal.settle()
+                self.disk.remove(path)  # no record names it
+            raise
 
     def _append(self, record: Record) -> None:
         after = copy.copy(self.committed)
         after.take(after.next, record)
         self._journal.append(record)
         self.committed = after
-
-    @property
-    def mark(self) -> Mark:
-        """Return what it says now, for `take_back`."""
-        return Mark(self._journal.end, self.committed)
-
-    def take_back(self, mark: Mark) -> None:
-        """Say what it said before a commit that was refused or interrupted, however far that had come."""
-        with contextlib.suppress(ResourceError):  # the first error is the one to report
-            self._journal.take_back(mark.end)
-            self.disk.remove(self.folder / state_name(mark.committed.next))  # no record names it any more
-        self.committed = mark.committed
 
     def versions(self) -> dict[int, int]:
         """Return the versions of all segments that are named now."""
@@ -265,14 +250,8 @@ class RowJournal:
 
     def finish(self) -> None:
         """Say that nothing is missing, which is so until the next commit. Refused by the disk, it says what it said."""
-        if self.committed.closed:
-            return
-        mark = self.mark
-        try:
+        if not self.committed.closed:
             self._append({"kind": "closed", "to": self.committed.to})
-        except BaseException:
-            self.take_back(mark)
-            raise
 
     def abandon(self) -> None:
         """Let other processes write, and say nothing; once."""

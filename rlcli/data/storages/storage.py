@@ -11,11 +11,10 @@ the buffer's affair.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -90,18 +89,14 @@ class Storage(ABC):
         The folder they lie in, if they do.
     medium : str
         Where rows lie, as a plan and the ledger name it: "cpu", or "disk" for files.
-    commits : int
-        Counts what `commit` has acknowledged: what it raises after that, an interrupt, takes nothing back.
     """
 
     lanes = 1
     kept = False
     where = ""
     medium = "cpu"
-    commits = 0
     objects = False  # rows are objects of any kind, not columns
     _most = MOST_ROWS
-    _taken_over = False
     _bound: weakref.ref[Any] | None = None
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
@@ -175,8 +170,8 @@ class Storage(ABC):
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         """Rows from `number` on, from columns `[N, *F]` of all fields, N at most the capacity.
 
-        The first number may be any; then each write goes on where the one before it ended, or further up, where rows
-        were taken back. All of it is written or, if there is no room, nothing that was readable changes.
+        The first number may be any; then each write goes on where the one before it ended, or where rows were taken
+        back. All of it is written or, if there is no room, nothing that was readable changes.
 
         Raises
         ------
@@ -316,15 +311,6 @@ class Storage(ABC):
             Rows are there, and no state of a ring with them.
         """
         return None
-
-    @contextlib.contextmanager
-    def taking_over(self) -> Iterator[None]:
-        """While a ring takes over what was `saved`: its `clear` and `declare` keep the rows."""
-        self._taken_over = True
-        try:
-            yield
-        finally:
-            self._taken_over = False
 
     # ---- rows in files of others -----------------------------------------------------------------------------------
     @property

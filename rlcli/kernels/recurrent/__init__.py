@@ -1,4 +1,4 @@
-"""One layer of a GRU or an LSTM over sequences in which trajectories begin anywhere, behind one function per cell.
+"""One layer of a GRU or an LSTM over sequences in which trajectories begin anywhere, behind one function.
 
 `source`, int64 ``[B, T]``: the row of `state` ``[S, H]`` that a step begins from, -1 where it goes on from the one
 before; a sequence's first step begins from a row. `recompute` keeps no gates for the backward pass, which makes them
@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +33,7 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError
 from rlcli.kernels.recurrent import reference
 
-__all__ = ["BACKENDS", "Weights", "backend_for", "gru", "lstm", "unread"]
+__all__ = ["BACKENDS", "Weights", "backend_for", "unread", "unroll"]
 
 BACKENDS = ("auto", "reference", "pad", "scan", "cpu", "triton")
 GATES = {"gru": 3, "lstm": 4}
@@ -50,63 +52,76 @@ class Weights(NamedTuple):
     bias_hh: Tensor | None  # [G*H]
 
 
-def gru(
-    x: Tensor, state: Tensor, source: Tensor, weights: Weights, *, backend: str = "auto", recompute: bool = False,
-    precision: str | None = None,
-) -> Tensor:  # fmt: skip
-    """Return the GRU's state after every step ``[B, T, H]``, in the weights' dtype, also under autocast."""
-    return _unroll("gru", x, (state,), source, weights, backend, recompute, precision)[0]
-
-
-def lstm(
+def unroll(
     x: Tensor,
-    state: Tensor,
-    cell: Tensor,
+    states: tuple[Tensor, ...],
     source: Tensor,
     weights: Weights,
     *,
     backend: str = "auto",
     recompute: bool = False,
     precision: str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the LSTM's state and cell after every step, ``[B, T, H]`` each; `cell` is ``[S, H]`` as `state` is."""
-    h, c = _unroll("lstm", x, (state, cell), source, weights, backend, recompute, precision)
-    return h, c
-
-
-def _unroll(
-    cell: str,
-    x: Tensor,
-    states: tuple[Tensor, ...],
-    source: Tensor,
-    weights: Weights,
-    backend: str,
-    recompute: bool,
-    precision: str | None,
 ) -> tuple[Tensor, ...]:
+    """Return a GRU's state, or an LSTM's state and cell, after every step ``[B, T, H]``; `states` are ``[S, H]``.
+
+    They are in the weights' dtype, also under autocast.
+    """
+    cell = "gru" if len(states) == 1 else "lstm"
     if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
         # errors of a state grow with the steps it is carried through, and compiled steps know no other dtype
         with torch.autocast(x.device.type, enabled=False):
             x, *states_ = (y.to(weights.hh.dtype) for y in (x, *states))
-            return _unroll(cell, x, tuple(states_), source, weights, backend, recompute, precision)
+            return unroll(x, tuple(states_), source, weights, backend=backend, recompute=recompute, precision=precision)
     _check(cell, x, states, source, weights)
-    name = backend_for(backend, cell, x, weights)
+    name = backend_for(backend, x, weights)
     if not x.shape[0] or not x.shape[1]:
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
     if x.is_meta:
         name = WITHOUT_NUMBERS.get(name, name)
-    options: dict[str, Any] = {"precision": precision} if name == "triton" else {}
-    if name == "scan":
-        options["traced"] = True
-    outputs = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute, **options)
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+    module, given = _module(name), (*states, *weights)
+    if name in ("reference", "scan", "pad"):
+        return module.unroll(x, states, source, weights, **({"traced": True} if name == "scan" else {}))
+    make = partial(module.TritonCall, cell, precision=precision) if name == "triton" else partial(module.CpuCall, cell)
+    if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in (x, *given)):
+        return Unroll.apply(make, recompute, source, x, *given)
+    return make(x, source, states, weights).forward(keep=False)[0]
+
+
+class Unroll(torch.autograd.Function):
+    """Run all steps of a layer by a backend; a second differentiation gets the gradients of the loop."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, make: Callable[..., Any], recompute: bool, source: Tensor, x: Tensor, *given: Any
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        outputs, kept = make(x, source, given[:-4], Weights(*given[-4:])).forward(keep=not recompute)
+        ctx.make = make
+        ctx.save_for_backward(source, x, *given, *outputs, *kept)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        (source, x, *saved), n, needs = ctx.saved_tensors, len(of_outputs), ctx.needs_input_grad[3:]
+        states, weights, rest = saved[:n], Weights(*saved[n : n + 4]), saved[n + 4 :]
+        outputs, kept = rest[:n], rest[n:]
+        if torch.is_grad_enabled():
+            return None, None, None, *reference.gradients(x, states, source, weights, of_outputs, needs)
+        if _graph_stays():
+            kept = [y.clone() for y in kept]
+        return None, None, None, *ctx.make(x, source, states, weights).backward(outputs, kept, of_outputs, needs)
+
+
+def _graph_stays() -> bool:
+    """Return True if another backward pass may follow, so that saved tensors stay."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask is None or ask()
 
 
 # ---- which backend --------------------------------------------------------------------------------------------------
-def backend_for(asked: str, cell: str, x: Tensor, weights: Weights) -> str:
+def backend_for(asked: str, x: Tensor, weights: Weights) -> str:
     """Return the backend that a call takes, never "auto", or raise ArgumentError with why and what will."""
     arguments.choice("backend", asked, BACKENDS)
-    arguments.choice("cell", cell, GATES)
     if asked == "auto":
         return next(name for name in _preferred(x) if _refusal(name, x, weights) is None)
     why = _refusal(asked, x, weights)

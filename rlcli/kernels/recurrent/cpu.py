@@ -20,14 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlcli.kernels.mlp import one_dnn
-from rlcli.kernels.recurrent import Weights, cpu_loops, reference
+from rlcli.kernels.recurrent import Weights, cpu_loops
 from rlcli.kernels.recurrent.cpu_product import ROWS, add_outer, multiply, panels
 
 WORTHY = 1 << 20  # multiplications from which on oneDNN gains more than its call costs (10 us)
@@ -35,67 +34,14 @@ PER_THREAD = 1 << 23  # multiplications below which waking another core costs mo
 TOGETHER = 1024  # rows of steps whose gates are made anew together
 
 
-def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False) -> Tensor:
-    return _unroll("gru", x, source, weights, (state,), recompute)[0]
+class CpuCall:
+    """One layer over one batch."""
 
-
-def lstm(
-    x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False
-) -> tuple[Tensor, Tensor]:
-    h, c = _unroll("lstm", x, source, weights, (state, cell), recompute)
-    return h, c
-
-
-def _unroll(
-    cell: str, x: Tensor, source: Tensor, weights: Any, states: tuple[Tensor, ...], recompute: bool
-) -> tuple[Tensor, ...]:
-    given = (*states, *weights)
-    if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in (x, *given)):
-        return Unroll.apply(cell, recompute, x, source, *given)
-    return Call(cell, x, source, given).forward(keep=False)[0]
-
-
-class Unroll(torch.autograd.Function):
-    """Run all steps of a layer; a second differentiation gets the gradients of the loop."""
-
-    @staticmethod
-    def forward(ctx: Any, cell: str, recompute: bool, x: Tensor, source: Tensor, *given: Tensor | None) -> Any:
-        ctx.set_materialize_grads(False)
-        ctx.cell, ctx.outputs = cell, len(given) - 4
-        outputs, kept = Call(cell, x, source, given).forward(keep=not recompute)
-        ctx.save_for_backward(x, source, *given, *outputs, *kept)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Any, ...]:
-        x, source, *saved = ctx.saved_tensors
-        n = ctx.outputs
-        given, outputs, kept = saved[: n + 4], saved[n + 4 : 2 * n + 4], saved[2 * n + 4 :]
-        needs = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
-            weights, needed = Weights(*given[n:]), (needs[0], *needs[2:])
-            of_x, *of_given = reference.gradients(x, given[:n], source, weights, of_outputs, needed)
-            return None, None, of_x, None, *of_given
-        if _graph_stays():
-            kept = [y.clone() for y in kept]
-        call = Call(ctx.cell, x, source, given)
-        return None, None, *call.backward(outputs, kept, of_outputs, needs)
-
-
-def _graph_stays() -> bool:
-    """Return True if another backward pass may follow, so that saved tensors stay."""
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return ask is None or ask()
-
-
-class Call:
-    """One layer over one batch; `given`: the states, one or two, and the four weights."""
-
-    def __init__(self, cell: str, x: Tensor, source: Tensor, given: Sequence[Tensor | None]) -> None:
+    def __init__(self, cell: str, x: Tensor, source: Tensor, states: Sequence[Tensor], weights: Weights) -> None:
         self.cell, self.x, self.source = cell, x.detach(), source.contiguous()
-        self.states = [s.detach().contiguous() for s in given[:-4] if s is not None]
-        self.ih, self.hh = (w.detach().contiguous() for w in given[-4:-2] if w is not None)
-        bias_ih, bias_hh = (b if b is None else b.detach() for b in given[-2:])
+        self.states = [s.detach().contiguous() for s in states]
+        self.ih, self.hh = weights.ih.detach().contiguous(), weights.hh.detach().contiguous()
+        bias_ih, bias_hh = (b if b is None else b.detach() for b in weights[2:])
         if cell == "lstm" and bias_ih is not None and bias_hh is not None:
             bias_ih, bias_hh = bias_ih + bias_hh, None
         # a GRU multiplies what its own state gave, bias included, by a gate
@@ -122,8 +68,8 @@ class Call:
 
     def backward(
         self, outputs: Sequence[Tensor], kept: list[Tensor], of_outputs: Sequence[Tensor | None], needs: Sequence[bool]
-    ) -> tuple[Tensor | None, ...]:
-        """Return gradients of x, the source (none), and of what was given; `kept` becomes those of the gates."""
+    ) -> list[Tensor | None]:
+        """Return gradients of x, the states and the weights; `kept` becomes those of the gates."""
         of_outputs = [y if y is None else y.contiguous() for y in of_outputs]
         of_states = [self.x.new_zeros(self.threads, self.S, self.H) for _ in self.states]
         now = [self.x.new_zeros(self.B, self.H) for _ in self.states]
@@ -145,7 +91,7 @@ class Call:
             self._spread("backward", plan)
             gradients.add(first, span, gates, before)
         sums = [y[0] if self.threads == 1 else y.sum(0) for y in of_states]
-        return gradients.x, None, *sums, gradients.ih, gradients.hh, gradients.bias_ih, gradients.bias_hh
+        return [gradients.x, *sums, gradients.ih, gradients.hh, gradients.bias_ih, gradients.bias_hh]
 
     def _spread(self, name: str, plan: np.ndarray) -> None:
         """Run a loop over every sequence, in threads where there is enough to do for each."""
@@ -194,7 +140,7 @@ class Call:
 class Gradients:
     """Sum gradients of inputs and weights over blocks of steps; None where nobody asks."""
 
-    def __init__(self, call: Call, needs: Sequence[bool]) -> None:
+    def __init__(self, call: CpuCall, needs: Sequence[bool]) -> None:
         self.call = call
         self.needs = dict(zip(("ih", "hh", "bias_ih", "bias_hh"), needs[-4:], strict=True))
         self.x = torch.empty_like(call.x, memory_format=torch.contiguous_format) if needs[0] else None

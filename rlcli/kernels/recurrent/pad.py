@@ -18,24 +18,13 @@ from torch.nn.functional import linear
 from rlcli.kernels.scan import scan
 
 
-def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False) -> Tensor:
+def unroll(x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Any) -> tuple[Tensor, ...]:
     packed = pack(source)
     flat, has_bias = _flat(weights)
-    first = state.index_select(0, packed.rows)[None]
-    run = torch._VF.gru  # type: ignore[attr-defined]
-    h, _ = run(packed.put(x), packed.widths, first, flat, has_bias, 1, 0.0, True, False)
-    return packed.get(h, x)
-
-
-def lstm(
-    x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False
-) -> tuple[Tensor, Tensor]:
-    packed = pack(source)
-    flat, has_bias = _flat(weights)
-    first = tuple(s.index_select(0, packed.rows)[None] for s in (state, cell))
-    run = torch._VF.lstm  # type: ignore[attr-defined]
+    first: Any = tuple(s.index_select(0, packed.rows)[None] for s in states)
+    run, first = (torch._VF.gru, first[0]) if len(states) == 1 else (torch._VF.lstm, first)  # type: ignore[attr-defined]
     h = packed.get(run(packed.put(x), packed.widths, first, flat, has_bias, 1, 0.0, True, False)[0], x)
-    return h, _cells(x, state, cell, source, weights, h)
+    return (h,) if len(states) == 1 else (h, _cells(x, states, source, weights, h))
 
 
 class PackedSteps(NamedTuple):
@@ -82,8 +71,9 @@ def _flat(weights: Any) -> tuple[list[Tensor], bool]:
     return [weights.ih, weights.hh, *(weights.ih.new_zeros(len(weights.ih)) if b is None else b for b in biases)], True
 
 
-def _cells(x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, h: Tensor) -> Tensor:
+def _cells(x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Any, h: Tensor) -> Tensor:
     """Return the cells of every step, given the states of every step."""
+    state, cell = states
     row, begins = source.clamp(min=0), (source >= 0)[..., None]
     before = torch.where(begins, state[row], torch.cat([h[:, :1], h[:, :-1]], 1))
     units = h.shape[2]

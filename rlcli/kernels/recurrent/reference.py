@@ -24,20 +24,6 @@ except ImportError:  # it has no public name yet
     operator = None
 
 
-def gru(
-    x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False, traced: bool = False
-) -> Tensor:
-    return _unroll(gru_step, x, (state,), source, weights, traced)[0]
-
-
-def lstm(
-    x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False,
-    traced: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    h, c = _unroll(lstm_step, x, (state, cell), source, weights, traced)
-    return h, c
-
-
 def gradients(
     x: Tensor, states: Sequence[Tensor], source: Tensor, weights: Any, of_outputs: Sequence[Tensor | None],
     needs: Sequence[bool],
@@ -45,8 +31,7 @@ def gradients(
     """Return gradients of `x`, the states and the weights where needed, differentiable again (create_graph=True)."""
     given: list[Any] = [y if y is None else y.view_as(y) for y in (x, *states, *weights)]  # none is made of another
     x, *rest = given
-    first, step = rest[: len(states)], gru_step if len(states) == 1 else lstm_step
-    outputs = _unroll(step, x, tuple(first), source, weights._make(rest[len(states) :]))
+    outputs = unroll(x, tuple(rest[: len(states)]), source, weights._make(rest[len(states) :]))
     asked = [(y, of) for y, of in zip(outputs, of_outputs, strict=True) if of is not None]
     wanted = [y for y, needed in zip(given, needs, strict=True) if needed]
     of_wanted = iter(torch.autograd.grad([y for y, _ in asked], wanted, [of for _, of in asked], create_graph=True))
@@ -69,10 +54,10 @@ def lstm_step(inputs: Tensor, h: Tensor, c: Tensor, hh: Tensor, bias: Tensor | N
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def _unroll(
-    step: Callable[..., tuple[Tensor, ...]], x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Any,
-    traced: bool = False,
-) -> tuple[Tensor, ...]:  # fmt: skip
+def unroll(
+    x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Any, *, traced: bool = False
+) -> tuple[Tensor, ...]:
+    step: Callable[..., tuple[Tensor, ...]] = gru_step if len(states) == 1 else lstm_step
     if traced and not _needs_loop(x, *states, *weights):
         return _scan(step, x, states, source, weights)
     inputs = linear(x, weights.ih, weights.bias_ih)

@@ -23,9 +23,9 @@ are kept too. Without a GPU the kernels run in Triton's interpreter (TRITON_INTE
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.kernels.recurrent import Weights, reference
+from rlcli.kernels.recurrent import GATES, Weights
 
 PRECISIONS = ("ieee", "tf32", "bf16")  # of the factors: all 24 bits of a float32, 11, 8; float64 is always whole
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as the kernels below are from their definition on
@@ -112,141 +112,73 @@ def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool)
     }  # fmt: skip
 
 
-# ---- the two cells --------------------------------------------------------------------------------------------------
-def gru(
-    x: Tensor, state: Tensor, source: Tensor, weights: Weights, *, recompute: bool = False, precision: str | None = None
-) -> Tensor:
-    """Run a GRU; `precision` is "ieee", "tf32" or "bf16", None what torch.nn.GRU would take on a GPU."""
-    return _unroll(x, (state,), source, weights, recompute, precision)[0]
+# ---- one layer -------------------------------------------------------------------------------------------------------
+class TritonCall:
+    """One layer over one batch; `precision`: "ieee", "tf32" or "bf16", None: what torch's layers take on a GPU."""
 
-
-def lstm(
-    x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Weights,
-    *, recompute: bool = False, precision: str | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    h, c = _unroll(x, (state, cell), source, weights, recompute, precision)
-    return h, c
-
-
-def _unroll(
-    x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Weights, recompute: bool, precision: str | None
-) -> tuple[Tensor, ...]:
-    why = refusal(x, weights, precision)
-    if why is not None:
-        raise ArgumentError("the triton backend cannot be used here", why=why)
-    layer = _Layer(precision or _default_precision(x), len(states) == 2, weights.hh.shape[1])
-    differentiable = (x, *weights, *states)
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in differentiable):
-        return Unrolled.apply(layer, recompute, source, *differentiable)
-    return layer.forward(x, source, weights, states, keep=False)[0]
-
-
-class Unrolled(torch.autograd.Function):
-    """Run all steps of a layer; a second differentiation gets the gradients of the loop."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, layer: _Layer, recompute: bool, source: Tensor, x: Tensor, ih: Tensor, hh: Tensor,
-        bias_ih: Tensor | None, bias_hh: Tensor | None, *states: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        outputs, gates = layer.forward(x, source, Weights(ih, hh, bias_ih, bias_hh), states, keep=not recompute)
-        ctx.layer, ctx.kept = layer, not recompute
-        ctx.save_for_backward(source, x, ih, hh, bias_ih, bias_hh, *states, *outputs, None if recompute else gates)
-        ctx.set_materialize_grads(False)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        source, x, ih, hh, bias_ih, bias_hh, *both, gates = ctx.saved_tensors
-        states, outputs = both[: len(both) // 2], both[len(both) // 2 :]
-        weights, needed = Weights(ih, hh, bias_ih, bias_hh), ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():
-            needs = (needed[0], *needed[5:], *needed[1:5])
-            of_x, *of_others = reference.gradients(x, states, source, weights, gradients, needs)
-            return None, None, None, of_x, *of_others[len(states) :], *of_others[: len(states)]
-        if not ctx.kept:  # the last pass wrote over them
-            gates = None
-        ctx.kept = False
-        return None, None, None, *ctx.layer.backward(x, source, weights, states, outputs, gates, gradients, needed)
-
-
-class _Layer(NamedTuple):
-    """Hold what a call fixes, and its two passes."""
-
-    precision: str
-    is_lstm: bool
-    size: int
-
-    @property
-    def gates(self) -> int:
-        return 4 if self.is_lstm else 3
-
-    @property
-    def recurrent(self) -> slice:
-        """Return the columns of gates with a recurrent part, in the order of the recurrent weights' rows."""
-        return slice(0 if self.is_lstm else self.size, 4 * self.size)
-
-    def kind(self, x: Tensor) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "bf16" else x.dtype
+    def __init__(
+        self, cell: str, x: Tensor, source: Tensor, states: Sequence[Tensor], weights: Weights,
+        precision: str | None = None,
+    ) -> None:  # fmt: skip
+        why = refusal(x, weights, precision)
+        if why is not None:
+            raise ArgumentError("the triton backend cannot be used here", why=why)
+        self.x, self.source, self.weights = x, source.contiguous(), weights
+        self.states, self.is_lstm = [each.contiguous() for each in states], cell == "lstm"
+        self.precision, self.size, self.gates = precision or _default_precision(x), weights.hh.shape[1], GATES[cell]
+        # the columns of gates with a recurrent part, in the order of the recurrent weights' rows
+        self.recurrent = slice(0 if self.is_lstm else self.size, 4 * self.size)
+        self.kind = torch.bfloat16 if self.precision == "bf16" else x.dtype
 
     def turned(self, rows: Tensor, back: bool = False) -> Tensor:
         """Reorder rows of the input weights to columns of gates, or `back`."""
         return rows if self.is_lstm else rows.roll(-self.size if back else self.size, 0)
 
-    def forward(
-        self, x: Tensor, source: Tensor, weights: Weights, states: tuple[Tensor, ...], *, keep: bool
-    ) -> tuple[tuple[Tensor, ...], Tensor]:
+    def forward(self, keep: bool) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Return the outputs and, if kept, the gates ``[B*T, 4*H]``."""
-        gates = self._inputs(x, weights.ih, 4 if keep else self.gates)
-        outputs = tuple(x.new_empty(*source.shape, self.size) for _ in states)
-        blocks = _blocks(x, self.gates, self.size, self.precision, backward=False)
-        packed = self._packed(weights.hh)
-        first, source = [each.contiguous() for each in states], source.contiguous()
-        with torch.cuda.device_of(x):
+        gates, source, states = self._inputs(4 if keep else self.gates), self.source, self.states
+        outputs = tuple(self.x.new_empty(*source.shape, self.size) for _ in states)
+        blocks = _blocks(self.x, self.gates, self.size, self.precision, backward=False)
+        packed = self._packed()
+        with torch.cuda.device_of(self.x):
             _forward[(triton.cdiv(len(source), blocks["ROWS"]),)](
-                gates, packed, self._bias(weights), source, first[0], first[-1], outputs[0], outputs[-1],
+                gates, packed, self._bias(), source, states[0], states[-1], outputs[0], outputs[-1],
                 *source.shape, self.size, packed.stride(0), gates.stride(0), LSTM=self.is_lstm, KEEP=keep, **blocks,
             )  # fmt: skip
-        return outputs, gates
+        return outputs, [gates] if keep else []
 
     def backward(
-        self, x: Tensor, source: Tensor, weights: Weights, states: list[Tensor], outputs: list[Tensor],
-        gates: Tensor | None, of_outputs: tuple[Tensor | None, ...], needed: tuple[bool, ...],
-    ) -> list[Tensor | None]:  # fmt: skip
-        """Return gradients of x, the weights and the states; `gates`, if given, are written over."""
-        first, source = [each.contiguous() for each in states], source.contiguous()
-        again = gates is None
-        if gates is None:
-            before = self._before(source, first[0], outputs[0], x)
-            gates = self._inputs(x, weights.ih, 4)
-            self._add_recurrent(gates, before, weights.hh)
-            del before
-        starts, rows = self._step_back(x, source, weights, first, outputs, gates, of_outputs, again, any(needed[5:]))
+        self, outputs: Sequence[Tensor], kept: list[Tensor], of_outputs: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Return gradients of x, the states and the weights; `kept` gates are written over."""
+        x, ih = self.x, self.weights.ih
+        gates = kept[0] if kept else self._made_anew(outputs[0])
+        starts, rows = self._step_back(outputs, gates, of_outputs, not kept, any(needs[1:-4]))
         into, onto = gates[:, : self.gates * self.size], gates[:, self.recurrent]
-        gradients: list[Tensor | None] = [None] * len(needed)
+        gradients: list[Tensor | None] = [None] * len(needs)
         with _products_in(self.precision):
-            if needed[2]:
-                gradients[2] = (onto.t() @ self._before(source, first[0], outputs[0], x)).to(x.dtype)
-            if needed[1]:
+            if needs[-3]:
+                gradients[-3] = (onto.t() @ self._before(outputs[0])).to(x.dtype)
+            if needs[-4]:
                 flat = x.flatten(0, 1).to(gates.dtype)
-                gradients[1] = self.turned((into.t() @ flat).to(x.dtype), back=True)
+                gradients[-4] = self.turned((into.t() @ flat).to(x.dtype), back=True)
                 del flat
-            if needed[0]:
-                gradients[0] = (into @ self.turned(weights.ih).to(gates.dtype)).to(x.dtype).view(x.shape)
-        if needed[3]:
-            gradients[3] = self.turned(into.sum(0, dtype=x.dtype), back=True)
-        if needed[4]:
-            gradients[4] = onto.sum(0, dtype=x.dtype)
-        for n, (state, start) in enumerate(zip(states, starts, strict=True), 5):
-            if needed[n]:  # accumulated by sorting on a GPU, so in one order
+            if needs[0]:
+                gradients[0] = (into @ self.turned(ih).to(gates.dtype)).to(x.dtype).view(x.shape)
+        if needs[-2]:
+            gradients[-2] = self.turned(into.sum(0, dtype=x.dtype), back=True)
+        if needs[-1]:
+            gradients[-1] = onto.sum(0, dtype=x.dtype)
+        for n, (state, start) in enumerate(zip(self.states, starts, strict=True), 1):
+            if needs[n]:  # accumulated by sorting on a GPU, so in one order
                 gradients[n] = torch.zeros_like(state).index_put_((rows,), start, accumulate=True)
         return gradients
 
     def _step_back(
-        self, x: Tensor, source: Tensor, weights: Weights, states: list[Tensor], outputs: list[Tensor], gates: Tensor,
-        of_outputs: tuple[Tensor | None, ...], again: bool, wanted: bool,
-    ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
+        self, outputs: Sequence[Tensor], gates: Tensor, of_outputs: Sequence[Tensor | None], again: bool, wanted: bool
+    ) -> tuple[list[Tensor], Tensor]:
         """Turn gates into their gradients; return those of beginning states, and the rows they came from."""
+        x, source, states = self.x, self.source, self.states
         begins = source >= 0
         rows = source[begins] if wanted else source.new_empty(0)  # the host waits for their number
         slot = begins.flatten().cumsum(0).sub_(1) if wanted else source
@@ -255,50 +187,52 @@ class _Layer(NamedTuple):
         of = [nothing if each is None else each for each in of_outputs]
         blocks = _blocks(x, self.gates, self.size, self.precision, backward=True)
         carries = [x.new_zeros(0 if blocks["RESIDENT"] else len(source), self.size) for _ in states]
-        packed = self._packed(weights.hh)
+        packed = self._packed()
         with torch.cuda.device_of(x):
             _backward[(triton.cdiv(len(source), blocks["ROWS"]),)](
-                gates, packed, self._bias(weights), source, slot, states[-1], outputs[-1], of[0], of[-1],
+                gates, packed, self._bias(), source, slot, states[-1], outputs[-1], of[0], of[-1],
                 carries[0], carries[-1], starts[0], starts[-1], *of[0].stride(), *of[-1].stride(),
                 *source.shape, self.size, packed.stride(0), LSTM=self.is_lstm, AGAIN=again, STARTS=wanted, **blocks,
             )  # fmt: skip
         return starts, rows
 
-    def _inputs(self, x: Tensor, ih: Tensor, columns: int) -> Tensor:
+    def _inputs(self, columns: int) -> Tensor:
         """Return the inputs' part of all gates ``[B*T, columns*H]``, without biases; other columns are not written."""
-        flat = x.flatten(0, 1).to(self.kind(x))
+        flat, ih = self.x.flatten(0, 1).to(self.kind), self.weights.ih
         gates = flat.new_empty(len(flat), columns * self.size)
         with _products_in(self.precision):
             torch.mm(flat, self.turned(ih).to(flat.dtype).t(), out=gates[:, : len(ih)])
         return gates
 
-    def _add_recurrent(self, gates: Tensor, before: Tensor, hh: Tensor) -> None:
-        """Add the recurrent part to gates that hold the inputs'; a GRU's last columns have no such."""
+    def _made_anew(self, h: Tensor) -> Tensor:
+        """Return all gates ``[B*T, 4*H]``, given the states after steps; a GRU's last columns have no inputs' part."""
+        before, gates = self._before(h), self._inputs(4)
         both = (4 if self.is_lstm else 2) * self.size
-        hh = hh.to(gates.dtype)
+        hh = self.weights.hh.to(gates.dtype)
         with _products_in(self.precision):
             gates[:, self.recurrent.start : self.recurrent.start + both].addmm_(before, hh[:both].t())
             if not self.is_lstm:
                 torch.mm(before, hh[both:].t(), out=gates[:, 3 * self.size :])
+        return gates
 
-    def _before(self, source: Tensor, state: Tensor, h: Tensor, x: Tensor) -> Tensor:
-        """Return the state that every step went on or began from ``[B*T, H]``."""
-        before = torch.empty(source.numel(), self.size, dtype=self.kind(x), device=x.device)
+    def _before(self, h: Tensor) -> Tensor:
+        """Return the state that every step went on or began from ``[B*T, H]``, of those after every step."""
+        before = torch.empty(self.source.numel(), self.size, dtype=self.kind, device=h.device)
         columns = min(128, triton.next_power_of_2(self.size))
-        with torch.cuda.device_of(x):
+        with torch.cuda.device_of(h):
             _states_before[(triton.cdiv(len(before), 16), triton.cdiv(self.size, columns))](
-                source, state, h, before, len(before), self.size, ROWS=16, COLUMNS=columns
+                self.source, self.states[0], h, before, len(before), self.size, ROWS=16, COLUMNS=columns
             )
         return before
 
-    def _packed(self, hh: Tensor) -> Tensor:
+    def _packed(self) -> Tensor:
         """Return recurrent weights in the factors' dtype, each row zero-padded to a multiple of 16 numbers."""
-        return torch.nn.functional.pad(hh.to(self.kind(hh)), (0, -self.size % 16)).contiguous()
+        return torch.nn.functional.pad(self.weights.hh.to(self.kind), (0, -self.size % 16)).contiguous()
 
-    def _bias(self, weights: Weights) -> Tensor:
+    def _bias(self) -> Tensor:
         """Return one bias for every column of gates ``[4*H]``."""
-        like, size = weights.hh, self.size
-        ih, hh = (like.new_zeros(self.gates * size) if b is None else b for b in (weights.bias_ih, weights.bias_hh))
+        size = self.size
+        ih, hh = (self.x.new_zeros(self.gates * size) if b is None else b for b in self.weights[2:])
         if self.is_lstm:
             return ih + hh
         return torch.cat([ih[2 * size :], ih[: 2 * size] + hh[: 2 * size], hh[2 * size :]])

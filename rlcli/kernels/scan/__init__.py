@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -163,7 +162,7 @@ def _has_triton() -> bool:
 
 # ---- the gradient of a compiled backend -----------------------------------------------------------------------------
 class Recursion(torch.autograd.Function):
-    """Scan columns ``[B, T, F]`` by a compiled backend; its adjoint is a scan the other way round."""
+    """Scan columns ``[B, T, F]`` by a compiled backend; its adjoint, a scan the other way round, has one as well."""
 
     @staticmethod
     def run(backend: str, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -186,8 +185,6 @@ class Recursion(torch.autograd.Function):
         accumulated, *tensors = ctx.saved_tensors
         saved = iter(tensors)
         inputs = [next(saved) if x is None else x for x in ctx.numbers]
-        if torch.is_grad_enabled():
-            return None, *_differentiable(inputs, (of_accumulated, of_target), ctx.needs_input_grad[1:])
         reward, terminated, cut, value, next_value, gamma, decay, weight = inputs
         y = _adjoint(ctx.backend, of_accumulated + of_target, cut, decay)
         needs = dict(zip(NAMES, ctx.needs_input_grad, strict=True))
@@ -205,17 +202,6 @@ class Recursion(torch.autograd.Function):
         return tuple(gradients.get(name) if needs[name] else None for name in NAMES)
 
 
-def _differentiable(
-    inputs: Sequence[Any], of_outputs: tuple[Tensor, Tensor], needs: Sequence[bool]
-) -> list[Tensor | None]:
-    """Return gradients of the reference, to be differentiated again (create_graph=True)."""
-    inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]  # none is made of another
-    wanted = [x for x, needed in zip(inputs, needs, strict=True) if needed]
-    outputs = reference(*inputs)
-    gradients = iter(torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True))
-    return [next(gradients) if needed else None for needed in needs]
-
-
 NAMES = ("backend", "reward", "terminated", "cut", "value", "next_value", "gamma", "decay", "weight")
 
 
@@ -228,5 +214,5 @@ def _adjoint(backend: str, gradient: Tensor, cut: Tensor, decay: float | Tensor)
     stops = torch.cat([first, cut[:, :-1]], 1).flip(1)
     if isinstance(decay, Tensor):
         decay = torch.cat([decay[:, :1], decay[:, :-1]], 1).flip(1)
-    y, _ = Recursion.run(backend, gradient.flip(1), stops, stops, zeros, zeros, 0.0, decay, 1.0)
+    y, _ = Recursion.apply(backend, gradient.flip(1), stops, stops, zeros, zeros, 0.0, decay, 1.0)
     return y.flip(1)

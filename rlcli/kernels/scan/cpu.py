@@ -3,7 +3,7 @@
 The operations and their order are the reference's, so both give the same bits. A lane (a recursion that knows nothing
 of the others) alone waits eight cycles for its own carry at every step, so four lanes run side by side; what comes
 before and after the carry is a pass of its own, which the compiler vectorises, over as many rows as stay in cache.
-Columns that do not lie row after row are copied first (40 us for 8,192 rows, which take 17); where every step has a
+Columns that do not lie row after row are copied first (40 us for 8,192 rows, which take 22); where every step has a
 rate of its own, a plain loop reads them as they lie.
 """
 
@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, types
+from numba import types
 from torch import Tensor
 
-from rlcli.kernels.compiled import compiled, pointer
+from rlcli.kernels.compiled import compiled
 
 TOGETHER = 4096  # steps of the rows that are passed over together: 90 KB of columns
 PER_THREAD = 1 << 19  # rows below which waking another core costs more than it saves (0.7 ms on one core)
@@ -43,15 +41,8 @@ def scan(
     if apart:
         columns = [x.transpose(1, 2).contiguous() for x in columns]  # [B, F, T]
     accumulated, target = (torch.empty_like(columns[0]) for _ in range(2))
-    loop, at = contiguous[reward.dtype], [x.data_ptr() for x in (*columns, accumulated, target)]
-    wide = reward.element_size() * steps
-    strides = (wide, steps, steps, wide, wide, wide, wide)
-
-    def run(start: int, stop: int) -> None:
-        pointers = at if not start else [x + start * stride for x, stride in zip(at, strides, strict=True)]
-        loop(*pointers, stop - start, steps, float(gamma), float(decay))
-
-    _spread(run, rows * features, reward.numel())
+    arrays = [(x.detach() if x.requires_grad else x).numpy() for x in (*columns, accumulated, target)]
+    _spread(lambda start, stop: contiguous(*arrays, start, stop, steps, gamma, decay), rows * features, reward.numel())
     if apart:
         accumulated, target = (x.transpose(1, 2).contiguous() for x in (accumulated, target))
     return accumulated, target
@@ -69,14 +60,8 @@ def _spread(run: Callable[[int, int], None], rows: int, size: int) -> None:
         run(0, rows)
         return
     edges = [rows * i // threads for i in range(threads + 1)]
-    jobs = [_pool(threads).submit(run, start, stop) for start, stop in pairwise(edges)]
-    for job in jobs:
-        job.result()
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="scan")
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(run, edges[:-1], edges[1:]))
 
 
 # ---- the loops ------------------------------------------------------------------------------------------------------
@@ -115,13 +100,23 @@ def _accumulate_one(sums, cut, first, steps, decay):
         sums[t] = x
 
 
-@compiled(borrows=True)
-def _rows(columns, rows, steps, gamma, decay):
-    """Scan flat columns ``[rows * steps]``."""
-    reward, terminated, cut, value, next_value, accumulated, target = columns
+FLOATS = (types.float32, types.float64)
+
+
+def _flat_types(number: Any) -> Any:
+    read, flag = (types.Array(x, 3, "C") for x in (number, types.boolean))
+    return types.void(read, flag, flag, read, read, read, read, *(types.int64,) * 3, *(types.float64,) * 2)
+
+
+@compiled(*map(_flat_types, FLOATS))
+def contiguous(reward, terminated, cut, value, next_value, accumulated, target, start, stop, steps, gamma, decay):
+    """Scan rows `[start, stop)` of contiguous columns, `steps` each."""
+    reward, terminated, cut, value = reward.ravel(), terminated.ravel(), cut.ravel(), value.ravel()
+    next_value, accumulated, target = next_value.ravel(), accumulated.ravel(), target.ravel()
+    gamma, decay = reward.dtype.type(gamma), reward.dtype.type(decay)
     many = max(4, TOGETHER // max(steps, 1) // 4 * 4)
-    for first in range(0, rows, many):
-        last = min(first + many, rows)
+    for first in range(start, stop, many):
+        last = min(first + many, stop)
         fours, a, b = last - (last - first) % 4, first * steps, last * steps
         _differences(reward[a:b], terminated[a:b], value[a:b], next_value[a:b], accumulated[a:b], gamma)
         for row in range(first, fours, 4):
@@ -131,34 +126,11 @@ def _rows(columns, rows, steps, gamma, decay):
         _targets(accumulated[a:b], value[a:b], target[a:b])
 
 
-FLOATS = (types.float32, types.float64)
-ADDRESSES = types.void(*(types.int64,) * 9, types.float64, types.float64)
-
-
 def _types(number: Any) -> Any:
     """Return the signature of ten columns of any strides, of which two are written."""
     read, flag = (types.Array(x, 3, "A", readonly=True) for x in (number, types.boolean))
     written = types.Array(number, 3, "A")
     return types.void(read, flag, flag, read, read, written, written, read, read, read)
-
-
-def _by_address(number: Any) -> Any:
-    @compiled(ADDRESSES)
-    def loop(reward, terminated, cut, value, next_value, accumulated, target, rows, steps, gamma, decay):
-        """Scan contiguous columns ``[rows, steps, 1]`` by address."""
-        size = (rows * steps,)
-        columns = (
-            carray(pointer(reward), size, number), carray(pointer(terminated), size, np.bool_),
-            carray(pointer(cut), size, np.bool_), carray(pointer(value), size, number),
-            carray(pointer(next_value), size, number), carray(pointer(accumulated), size, number),
-            carray(pointer(target), size, number),
-        )  # fmt: skip
-        _rows(columns, rows, steps, number(gamma), number(decay))
-
-    return loop
-
-
-contiguous = {torch.float32: _by_address(np.float32), torch.float64: _by_address(np.float64)}
 
 
 @compiled(*map(_types, FLOATS))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
+from rlcli.kernels.recurrent import BACKENDS, Weights, unread, unroll
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.sequences import (
     LargestSaved,
@@ -317,15 +317,13 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def cell(self, x: Tensor, state: State, weights: Weights) -> State:
         """One step of one layer, `[M, I]` and `[M, H]`."""
 
-    @abstractmethod
-    def run(self, x: Tensor, state: State, source: Tensor, weights: Weights) -> State:
+    def run(self, x: Tensor, states: State, source: Tensor, weights: Weights) -> State:
         """One layer over sequences `[B, T, I]`, from stored states `[S, H]`; see `rlcli.kernels.recurrent`."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """How a kernel is to be run."""
         precision = None if self.recurrent_compute_dtype is None else PRECISIONS[self.recurrent_compute_dtype]
-        return {"backend": self.recurrent_backend, "recompute": self.recurrent_recompute, "precision": precision}
+        return unroll(
+            x, states, source, weights, backend=self.recurrent_backend, recompute=self.recurrent_recompute,
+            precision=precision,
+        )  # fmt: skip
 
     def weights(self) -> list[Weights]:
         """Those of every layer, as they are now."""
@@ -441,9 +439,6 @@ class GRUModule(RecurrentModule):
     def cell(self, x, state, weights):
         return (torch.gru_cell(x, *state, *weights),)
 
-    def run(self, x, state, source, weights):
-        return (gru(x, *state, source, weights, **self.options),)
-
 
 class LSTMModule(RecurrentModule):
     """An LSTM (Hochreiter and Schmidhuber 1997, as `torch.nn.LSTM` has it) on tensordicts; `.lstm` has its parameters.
@@ -466,9 +461,6 @@ class LSTMModule(RecurrentModule):
 
     def cell(self, x, state, weights):
         return torch.lstm_cell(x, state, *weights)
-
-    def run(self, x, state, source, weights):
-        return lstm(x, *state, source, weights, **self.options)
 
 
 @dataclass(frozen=True)
