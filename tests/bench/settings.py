@@ -16,6 +16,7 @@ ABOUT = {
     "sweep": "jobs of a sweep side by side against several shells that run a part of them each",
     "ranks": "a PPO run of one process against the same run divided among the ranks of a learner",
     "cluster": "collecting by workers on Ray, gloo and RPC, beside local ones and peers; their bytes, their weights",
+    "gpu": "what a GPU is given, part by part, beside hand-written graphs, SB3 and our own CPU runs",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
 }
 SETTINGS: dict[str, Settings] = {
@@ -105,6 +106,17 @@ SETTINGS: dict[str, Settings] = {
         "total_frames": Setting(131_072, "frames of a job", 1),
         "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
     },
+    "gpu": {
+        "parts": Setting("trace,act,update,values,train,rnn,eval,replay,env", "what is measured, in this order"),
+        "device": Setting("cuda", "where; cpu walks the same way with tiny sizes", choices=("cuda", "cpu")),
+        "seconds": Setting(285.0, "about how long all parts take; each has a share", 1, 10**5),
+        "recipes": Setting("ppo_pong,sac_pendulum,ppo_exact,dqn_cartpole", "what the part train trains"),
+        "folder": Setting("runs/bench/gpu", "where each part's rounds are written as it ends"),
+        "strict": Setting(False, "stop where a part fails, in place of telling it and going on"),
+        "rounds": ROUNDS,
+        "threads": THREADS,
+        "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
+    },
     "rnn": {
         "cell": Setting("both", "which cell", choices=("both", "gru", "lstm")),
         "sequences": Setting([32, 128], "sequences of a batch, one size after the other", 1, 10**6),
@@ -120,6 +132,7 @@ SETTINGS: dict[str, Settings] = {
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
 }
+_TINY = {"recipes": "ppo_exact", "rounds": 7}
 _ON_A_GPU = {"sequences": [128], "steps": [128], "units": [256], "resets": [3]}
 
 BENCHES = Benches(
@@ -127,6 +140,6 @@ BENCHES = Benches(
     "tests.bench",
     ABOUT,
     SETTINGS,
-    own={"rnn": ("device", {"cuda": _ON_A_GPU})},
+    own={"rnn": ("device", {"cuda": _ON_A_GPU}), "gpu": ("device", {"cpu": _TINY})},
     elsewhere="benches of a machine: rlcli bench NAME",
 )
