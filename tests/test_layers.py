@@ -14,7 +14,8 @@ PACKAGE = Path(__file__).parents[1] / "rlcli"
 LAYERS = [
     {"compat", "errors", "keys", "exports", "imports", "recognise"},
     {"typed", "arguments"},
-    {"specs", "kernels", "config", "processes", "graphs"},
+    {"graphs"},
+    {"specs", "kernels", "config", "processes"},
     {"vec_envs", "transforms"},
     {"envs", "modules", "data"},
     {"objectives", "weight_update"},

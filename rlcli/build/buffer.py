@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict
 
-from rlcli.build.collector import slices_of
+from rlcli.build.collector import devices, frame_stacks, slices_of
 from rlcli.build.ranks import own_seed, rank_of
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
-from rlcli.config.choices import collect, learn
-from rlcli.config.option import as_choice
-from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
-from rlcli.data.next_obs.modes import CODED, KEEPS, SHARED, of_buffer
+from rlcli.config.choices import learn
+from rlcli.config.schemas import Config, by_priority, draws
+from rlcli.data.next_obs.modes import CODED, KEEPS, of_buffer
 from rlcli.errors import ResourceError
-from rlcli.keys import Key, under_next
+from rlcli.keys import Key
 from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
 
 if TYPE_CHECKING:
@@ -73,16 +72,6 @@ def build_buffer(
     return buffer
 
 
-def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
-    """Return observations stored as their newest frame, and the frames in a stack; transformed ones are not."""
-    frames, memory = cfg.env.frame_stack, cfg.memory
-    whole = as_choice(collect.ExactOptions, memory).frame_stack != "auto"
-    if frames is None or frames < 2 or whole or KEEPS[memory.next_obs] != SHARED:
-        return {}
-    stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
-    return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}
-
-
 def clear_rows(folder: Path) -> None:
     """Remove, whole or not at all, the rows of a resumed run's earlier session: its checkpoint holds what counts."""
     from rlcli.data.files.disk import Disk
@@ -110,7 +99,8 @@ def build_storage(cfg: Config, run: Run, rows: RowSchema) -> Storage:
     s = cfg.storage
     options = registry.arguments("storage", s)
     del options["codes"]  # of the buffer
-    if isinstance(s, learn.PlacedOptions):
+    device = devices(cfg)["train_device"]
+    if isinstance(s, learn.PlacedOptions) and (s.device == "cuda" or (device and device.type == "cuda")):
         from rlcli.build.workload import storage_of
 
         options["device"] = storage_of(cfg, s, rows, 0).device

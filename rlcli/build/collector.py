@@ -18,11 +18,13 @@ from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.collectors.options import AHEAD, FIELDS
+from rlcli.collectors.schema import RowSchema
 from rlcli.config.choices.collect import (
     BatchOptions,
     DeltaOptions,
     DistributedOptions,
     ElsewhereOptions,
+    ExactOptions,
     MultiSyncOptions,
     RayOptions,
     UsersPolicyOptions,
@@ -31,9 +33,10 @@ from rlcli.config.choices.learn import StoredSliceOptions
 from rlcli.config.installed import accelerator
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
+from rlcli.data.next_obs.modes import KEEPS, SHARED
 from rlcli.envs import EnvBase
 from rlcli.graphs import graph
-from rlcli.keys import Key
+from rlcli.keys import Key, under_next
 from rlcli.modules import ActorCritic
 from rlcli.modules.masks import find_action_mask
 from rlcli.processes.memory import free_memory
@@ -193,6 +196,16 @@ def slices_of(cfg: Config) -> tuple[int, int]:
     s = as_choice(StoredSliceOptions, cfg.sampler)
     length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
     return s.num_slices or s.batch_size // length, length
+
+
+def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
+    """Return observations stored as their newest frame, and the frames in a stack; transformed ones are not."""
+    frames, memory = cfg.env.frame_stack, cfg.memory
+    whole = as_choice(ExactOptions, memory).frame_stack != "auto"
+    if frames is None or frames < 2 or whole or KEEPS[memory.next_obs] != SHARED:
+        return {}
+    stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
+    return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}
 
 
 def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rlcli.build.collector import devices, differences, shares, shares_meanwhile, slices_of
+from rlcli.build.collector import devices, differences, frame_stacks, shares, shares_meanwhile, slices_of
 from rlcli.build.env import build_env, evaluation_envs, lanes_of, stepped
 from rlcli.build.policy import optimizer_options
 from rlcli.collectors.options import AHEAD
@@ -77,7 +77,6 @@ def remote_bytes(c: collect.BatchOptions, workers: int) -> int | None:
 
 
 def storage_of(cfg: Any, s: learn.TensorOptions, rows: RowSchema | None, init_rows: int) -> RunStorage:
-    from rlcli.build.buffer import frame_stacks
     from rlcli.data.storages import Storage
 
     stacks = {} if rows is None else frame_stacks(cfg, rows)

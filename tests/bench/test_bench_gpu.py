@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from face import refused
 
 from rlcli.collectors import collector
 from rlcli.errors import ConfigError, NumericsError
@@ -109,18 +110,18 @@ def test_a_side_that_fails_is_told_and_others_go_on(monkeypatch):
 
 def test_a_side_that_does_something_else_is_an_error(monkeypatch):
     monkeypatch.setattr(gpu_sides.PPO, "__call__", lambda self, columns, epochs: None)
-    with pytest.raises(NumericsError, match="same"):
+    with refused(NumericsError, "same"):
         measured("parts=update")
 
 
 def test_time_that_is_gone_is_told(monkeypatch):
     monkeypatch.setattr(gpu.Part, "left", property(lambda self: 0.0))
-    refused = measured("parts=update")["refused"]
-    assert refused and {*refused.values()} == {gpu.NO_TIME}
+    left_out = measured("parts=update")["refused"]
+    assert left_out and {*left_out.values()} == {gpu.NO_TIME}
 
 
 def test_parts_and_recipes_that_are_none_are_sentences():
-    with pytest.raises(ConfigError, match="did you mean update"):
+    with refused(ConfigError, "updaet update"):
         measured("parts=updaet")
-    with pytest.raises(ConfigError, match="recipe"):
+    with refused(ConfigError, "recipe"):
         measured("parts=train", "recipes=ppo_pnog")

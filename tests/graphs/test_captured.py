@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from face import refused
 from standin import NotCapturable, StandIn
 
 from rlcli.graphs.captured import OTHER_BITS, PLAIN, Captured
@@ -75,5 +76,4 @@ def test_recording_leaves_nothing_behind_and_intermediates_are_computed_again():
 
 
 def test_the_stand_in_refuses_draws():
-    with pytest.raises(NotCapturable, match="draws"):
-        StandIn.record(lambda: torch.rand(3))
+    refused(NotCapturable, "draws", lambda: StandIn.record(lambda: torch.rand(3)))

@@ -9,7 +9,7 @@ Which rows these are is found as for rows in memory, so that a sample is the sam
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +20,9 @@ from rlcli.data.storages.tensor import LazyTensorStorage
 from rlcli.graphs.static import sent
 from rlcli.keys import Key
 
-if TYPE_CHECKING:
-    from rlcli.data.ring.contents import Contents
-
 
 def read(
-    contents: Contents, rows: np.ndarray, wanted: Collection[Key], nexts: Mapping[Key, Key], few: Sequence[Key]
+    contents: Any, rows: np.ndarray, wanted: Collection[Key], nexts: Mapping[Key, Key], few: Sequence[Key]
 ) -> dict[Key, Tensor]:
     """Return new columns ``[N, *F]`` of live rows int64 ``[N]``, and those of `few`; see `Contents._wanted`."""
     storage, stacks, pairs, count = contents.storage, contents.stacks, contents.pairs, len(rows)
