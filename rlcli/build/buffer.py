@@ -100,10 +100,12 @@ def build_storage(cfg: Config, run: Run, rows: RowSchema) -> Storage:
     options = registry.arguments("storage", s)
     del options["codes"]  # of the buffer
     device = devices(cfg)["train_device"]
-    if isinstance(s, learn.PlacedOptions) and (s.device == "cuda" or (device and device.type == "cuda")):
-        from rlcli.build.workload import storage_of
+    if isinstance(s, learn.PlacedOptions):
+        options["device"] = "cpu"
+        if s.device == "cuda" or (device is not None and device.type == "cuda"):
+            from rlcli.build.workload import storage_of
 
-        options["device"] = storage_of(cfg, s, rows, 0).device
+            options["device"] = storage_of(cfg, s, rows, 0).device
     if isinstance(s, learn.MemmapOptions):
         own = f"{BUFFER}_{rank}" if (rank := rank_of(cfg)) else BUFFER
         folder = run.path / own if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
