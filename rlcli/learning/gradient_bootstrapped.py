@@ -16,8 +16,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
 from rlcli.graphs import host
-from rlcli.kernels import sac
-from rlcli.kernels.mlp import Replay, Stacked, keep_recent
+from rlcli.kernels.mlp import NetsSideBySide, Replay, keep_recent
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.optimizer import FlatParameters, lay_out
 from rlcli.modules.distributions.continuous import TanhNormalFamily, standard_normal
@@ -166,7 +165,7 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
         return None
     critics = [_critic(x, [keys[0], action], True) for x in loss.critics]
     delayed = [_critic(x, [keys[0], action], False) for x in loss.target_critics]
-    if any(x is None for x in (*critics, *delayed)) or not sac.serves(flat.tensor):
+    if any(x is None for x in (*critics, *delayed)) or flat.tensor.device.type not in ("cpu", "cuda"):
         return None
     nets = [Replay(layers), *critics]
     if not _all_of(flat, nets, *(() if loss.fixed_alpha else (loss.log_alpha,))):  # type: ignore[arg-type]
@@ -289,8 +288,13 @@ class ClosedSAC:
 class OperatedSAC:
     """`ClosedSAC` by operations of which the host reads nothing, as a GPU needs it: critics run side by side."""
 
-    def __init__(self, loss: SACLoss, actor: Stacked, critics: Stacked, delayed: Stacked, key: Key) -> None:
+    def __init__(
+        self, loss: SACLoss, actor: NetsSideBySide, critics: NetsSideBySide, delayed: NetsSideBySide, key: Key
+    ) -> None:
         self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
+        from rlcli.kernels import sac
+
+        self._operations = sac
         weight, _, _ = actor.layers[-1]
         family, split = loss.density.family, loss.density.stages[1].module
         assert isinstance(family, TanhNormalFamily)
@@ -301,15 +305,22 @@ class OperatedSAC:
     @classmethod
     def of(cls, loss: SACLoss, nets: list[Replay], delayed: list[Replay], key: Key) -> OperatedSAC | None:
         """Return it for an actor and its critics; their targets are laid into one piece of memory."""
+        from rlcli.kernels import sac
+
+        if not sac.serves(nets[0].layers[0][0].weight):
+            return None
         targets = [net.layers for net in delayed]
         if loss.delay_qvalue:
             lay_out([p for layers in targets for linear, _ in layers for p in (linear.weight, linear.bias)])
-        actor, critics = Stacked.of([nets[0].layers], True), Stacked.of([net.layers for net in nets[1:]], True)
-        later = Stacked.of(targets, False)
+        actor, critics = (
+            NetsSideBySide.of([nets[0].layers], True),
+            NetsSideBySide.of([net.layers for net in nets[1:]], True),
+        )
+        later = NetsSideBySide.of(targets, False)
         return cls(loss, actor, critics, later, key) if actor and critics and later else None
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
-        loss, k, box = self.loss, self.loss.tensor_keys, self._box
+        sac, loss, k, box = self._operations, self.loss, self.loss.tensor_keys, self._box
         loss.clamp_alpha_()
         reward, terminated = (columns[x].reshape(-1) for x in (under_next(k.reward), loss.ended_key(columns)))
         optional = map(columns.get, (STEPS_TO_NEXT_OBS, k.priority_weight))
