@@ -202,7 +202,7 @@ def side_by_side(tensors: Sequence[Tensor]) -> Tensor | None:
     return first.detach().as_strided((len(tensors), *first.shape), (apart, *first.stride())) if fits else None
 
 
-class NetsSideBySide:
+class Abreast:
     """Run `C` stacks forward and backward by products of a batch; `layers`: weights `[C, O, I]`, biases, activation.
 
     `grads`: where the gradients of weights and biases go, layer by layer; empty of what is not trained.
@@ -213,7 +213,7 @@ class NetsSideBySide:
         self._inputs: list[Tensor] = []
 
     @classmethod
-    def of(cls, nets: Sequence[Stack], trained: bool) -> NetsSideBySide | None:
+    def of(cls, nets: Sequence[Stack], trained: bool) -> Abreast | None:
         """Return the stacks as one; None where their memory does not lie as that needs."""
         layers, grads = [], []
         for parts in zip(*nets, strict=True):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
 from rlcli.graphs import host
-from rlcli.kernels.mlp import NetsSideBySide, Replay, keep_recent
+from rlcli.kernels.mlp import Abreast, Replay, keep_recent
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.optimizer import FlatParameters, lay_out
 from rlcli.modules.distributions.continuous import TanhNormalFamily, standard_normal
@@ -288,9 +288,7 @@ class ClosedSAC:
 class OperatedSAC:
     """`ClosedSAC` by operations of which the host reads nothing, as a GPU needs it: critics run side by side."""
 
-    def __init__(
-        self, loss: SACLoss, actor: NetsSideBySide, critics: NetsSideBySide, delayed: NetsSideBySide, key: Key
-    ) -> None:
+    def __init__(self, loss: SACLoss, actor: Abreast, critics: Abreast, delayed: Abreast, key: Key) -> None:
         self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
         from rlcli.kernels import sac
 
@@ -313,10 +311,10 @@ class OperatedSAC:
         if loss.delay_qvalue:
             lay_out([p for layers in targets for linear, _ in layers for p in (linear.weight, linear.bias)])
         actor, critics = (
-            NetsSideBySide.of([nets[0].layers], True),
-            NetsSideBySide.of([net.layers for net in nets[1:]], True),
+            Abreast.of([nets[0].layers], True),
+            Abreast.of([net.layers for net in nets[1:]], True),
         )
-        later = NetsSideBySide.of(targets, False)
+        later = Abreast.of(targets, False)
         return cls(loss, actor, critics, later, key) if actor and critics and later else None
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
