@@ -189,3 +189,65 @@ def _activate(x: Tensor, array: np.ndarray, activation: Callable[[Tensor], Tenso
         np.tanh(array, array)
     else:
         activation(x)
+
+
+# ---- several stacks of the same shapes at once, on any device -------------------------------------------------------
+def side_by_side(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return one view `[C, ...]` of tensors of one shape that lie in one piece of memory at even distances."""
+    first, starts = tensors[0], [x.storage_offset() for x in tensors]
+    apart = starts[1] - starts[0] if len(starts) > 1 else first.numel()
+    alike = {(x.untyped_storage().data_ptr(), x.shape, x.is_contiguous()) for x in tensors}
+    even = all(x == starts[0] + i * apart for i, x in enumerate(starts))
+    fits = len(alike) == 1 and even and apart >= first.numel() and first.is_contiguous()
+    return first.detach().as_strided((len(tensors), *first.shape), (apart, *first.stride())) if fits else None
+
+
+class Abreast:
+    """Run `C` stacks forward and backward by products of a batch; `layers`: weights `[C, O, I]`, biases, activation.
+
+    `grads`: where the gradients of weights and biases go, layer by layer; empty of what is not trained.
+    """
+
+    def __init__(self, layers: list[tuple[Tensor, Tensor, Any]], grads: list[tuple[Tensor, Tensor]]) -> None:
+        self.layers, self.grads = layers, grads
+        self._inputs: list[Tensor] = []
+
+    @classmethod
+    def of(cls, nets: Sequence[Stack], trained: bool) -> Abreast | None:
+        """Return the stacks as one; None where their memory does not lie as that needs."""
+        layers, grads = [], []
+        for parts in zip(*nets, strict=True):
+            if any(x.bias is None for x, _ in parts) or len({activation for _, activation in parts}) > 1:
+                return None
+            pair = [[getattr(x, name) for x, _ in parts] for name in ("weight", "bias")]
+            found = [side_by_side(x) for x in pair]
+            found += [side_by_side([p.grad for p in x]) for x in pair] if trained else []
+            if any(x is None for x in found):
+                return None
+            layers.append((found[0], found[1], parts[0][1]))
+            grads.append(tuple(found[2:]))
+        return cls(layers, grads)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs `[C, N, O]` of `x [N, I]`, which all of them read."""
+        x = x.expand(len(self.layers[0][0]), *x.shape)
+        self._inputs = [x]
+        for weight, bias, activation in self.layers:
+            x = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+            if activation is not None:
+                activation(x)
+            self._inputs.append(x)
+        return x
+
+    def backward(self, grad: Tensor, rows: int, inputs: slice | None = None) -> Tensor | None:
+        """Write parameter gradients of the first rows, from `grad [C, N, O]`; return those of other rows' `inputs`."""
+        for i in range(len(self.layers) - 1, -1, -1):
+            weight, _, activation = self.layers[i]
+            if activation is not None:
+                _BACKWARD[activation](grad, self._inputs[i + 1][:, : grad.shape[1]])
+            weight_grad, bias_grad = self.grads[i]
+            torch.bmm(grad[:, :rows].mT, self._inputs[i][:, :rows], out=weight_grad)
+            torch.sum(grad[:, :rows], 1, out=bias_grad)
+            if i:
+                grad = torch.bmm(grad, weight)
+        return None if inputs is None else torch.bmm(grad[:, rows:], self.layers[0][0][:, :, inputs])

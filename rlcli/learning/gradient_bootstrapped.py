@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
-from rlcli.kernels.mlp import Replay, keep_recent
+from rlcli.graphs import host
+from rlcli.kernels.mlp import Abreast, Replay, keep_recent
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
-from rlcli.learning.optimizer import FlatParameters
-from rlcli.modules.distributions.continuous import TanhNormalFamily
+from rlcli.learning.optimizer import FlatParameters, lay_out
+from rlcli.modules.distributions.continuous import TanhNormalFamily, standard_normal
 from rlcli.modules.masks import LogitMask
 from rlcli.modules.stages import layers_of
 from rlcli.modules.values import LogScaleExtractor, StateActionMLP
@@ -154,7 +155,7 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
     return tuple(empty if x is None else x.reshape(-1).numpy() for x, empty in read)
 
 
-def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
+def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | OperatedSAC | None:
     """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     family, stages, action = loss.density.family, loss.density.stages, loss.tensor_keys.action
     if len(stages) != 2 or not stages[1].is_plain(LogScaleExtractor):
@@ -164,7 +165,7 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
         return None
     critics = [_critic(x, [keys[0], action], True) for x in loss.critics]
     delayed = [_critic(x, [keys[0], action], False) for x in loss.target_critics]
-    if any(x is None for x in (*critics, *delayed)) or flat.tensor.device.type != "cpu":
+    if any(x is None for x in (*critics, *delayed)) or flat.tensor.device.type not in ("cpu", "cuda"):
         return None
     nets = [Replay(layers), *critics]
     if not _all_of(flat, nets, *(() if loss.fixed_alpha else (loss.log_alpha,))):  # type: ignore[arg-type]
@@ -177,7 +178,11 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
         fits = wide == later and widths == [(wide, 2 * dims), *[(wide + dims, 1)] * (len(widths) - 1)]
         fits = fits and family.half.size in (1, dims)
     whole = loss.reduction == "mean" and flat.tensor.dtype == torch.float32 and not any(k in columns for k in MASK_KEYS)
-    return ClosedSAC(loss, nets[0], critics, delayed, keys[0]) if fits and whole else None  # type: ignore[arg-type]
+    if not (fits and whole):
+        return None
+    if not host.may_ask(flat.tensor):
+        return OperatedSAC.of(loss, nets, delayed, keys[0])  # type: ignore[arg-type]
+    return ClosedSAC(loss, nets[0], critics, delayed, keys[0])  # type: ignore[arg-type]
 
 
 class BatchBuffers(NamedTuple):
@@ -199,10 +204,11 @@ class ClosedSAC:
     """
 
     def __init__(self, loss: SACLoss, actor: Replay, critics: list[Replay], delayed: list[Replay], key: Key) -> None:
-        from rlcli.kernels import dqn, sac  # loads the compiler
+        from rlcli.kernels import dqn  # loads the compiler
+        from rlcli.kernels.sac import cpu
 
         self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
-        self._kernel, self._kind = sac, dqn.KINDS[loss.loss_function]
+        self._kernel, self._kind = cpu, dqn.KINDS[loss.loss_function]
         family, (_, split) = loss.density.family, loss.density.stages
         assert isinstance(family, TanhNormalFamily)
         dims = actor.layers[-1][0].out_features // 2
@@ -277,6 +283,64 @@ class ClosedSAC:
         )  # fmt: skip
         keep_recent(self._kept, n, work)
         return work
+
+
+class OperatedSAC:
+    """`ClosedSAC` by operations of which the host reads nothing, as a GPU needs it: critics run side by side."""
+
+    def __init__(self, loss: SACLoss, actor: Abreast, critics: Abreast, delayed: Abreast, key: Key) -> None:
+        self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
+        from rlcli.kernels import sac
+
+        self._operations = sac
+        weight, _, _ = actor.layers[-1]
+        family, split = loss.density.family, loss.density.stages[1].module
+        assert isinstance(family, TanhNormalFamily)
+        bounds = (np.broadcast_to(x, weight.shape[1] // 2).copy() for x in (family.centre, family.half))
+        centre, half = (torch.from_numpy(x).to(weight.device) for x in bounds)
+        self._box = centre, half, split.low, split.high
+
+    @classmethod
+    def of(cls, loss: SACLoss, nets: list[Replay], delayed: list[Replay], key: Key) -> OperatedSAC | None:
+        """Return it for an actor and its critics; their targets are laid into one piece of memory."""
+        from rlcli.kernels import sac
+
+        if not sac.serves(nets[0].layers[0][0].weight):
+            return None
+        targets = [net.layers for net in delayed]
+        if loss.delay_qvalue:
+            lay_out([p for layers in targets for linear, _ in layers for p in (linear.weight, linear.bias)])
+        actor, critics = (
+            Abreast.of([nets[0].layers], True),
+            Abreast.of([net.layers for net in nets[1:]], True),
+        )
+        later = Abreast.of(targets, False)
+        return cls(loss, actor, critics, later, key) if actor and critics and later else None
+
+    def __call__(self, columns: Columns) -> dict[str, Any]:
+        sac, loss, k, box = self._operations, self.loss, self.loss.tensor_keys, self._box
+        loss.clamp_alpha_()
+        reward, terminated = (columns[x].reshape(-1) for x in (under_next(k.reward), loss.ended_key(columns)))
+        optional = map(columns.get, (STEPS_TO_NEXT_OBS, k.priority_weight))
+        steps, weight = (None if x is None else x.reshape(-1) for x in optional)
+        states, n = torch.cat((columns[self.key], columns[under_next(self.key)])), len(reward)
+        both = self.actor.forward(states)[0]
+        loc, log_alpha = both[:n, : box[0].shape[0]], loss.log_alpha.detach()
+        later, noise = (standard_normal((loc, loc), loss.generator) for _ in range(2))  # the order of the loss
+        rows, log_prob = sac.draw(both, states, columns[k.action], [noise, later], box)
+        next_values = self.delayed.forward(rows[2 * n :])[..., 0]
+        values = self.critics.forward(rows[: 2 * n])[..., 0]
+        grads, errors, short, figures = sac.terms(
+            values, next_values, log_prob, log_alpha, reward, terminated, steps, weight, loss.gamma,
+            loss.target_entropy, loss.loss_function,
+        )  # fmt: skip
+        action_grads = self.critics.backward(grads.unsqueeze(-1), n, slice(states.shape[1], None))
+        assert action_grads is not None
+        grad = sac.actor_grad(both, noise, action_grads, log_alpha, weight, box)
+        self.actor.backward(grad.unsqueeze(0), n)
+        if not loss.fixed_alpha:
+            loss.log_alpha.grad.copy_(short)  # type: ignore[union-attr]
+        return {**dict(zip(sac.FIGURES, figures.unbind(), strict=True)), TD_ERROR: errors}
 
 
 def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:

@@ -45,6 +45,17 @@ def spans_of(parameters: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
     return spans, end
 
 
+def lay_out(parameters: Sequence[Tensor]) -> None:
+    """Make parameters views of one tensor, each where `FlatParameters` would have it behind the first."""
+    spans, end = spans_of(parameters)
+    lie = [(x.untyped_storage().data_ptr(), x.storage_offset()) for x in parameters]
+    if lie == [(lie[0][0], lie[0][1] + start) for start, _ in spans]:
+        return
+    whole = parameters[0].detach().new_zeros(end)
+    for p, (start, stop) in zip(parameters, spans, strict=True):
+        p.data = whole[start:stop].view(p.shape).copy_(p.detach())
+
+
 class FlatParameters:
     """Hold a module's trainable parameters as views of one `tensor`; `version` counts how often memory moved."""
 

@@ -239,6 +239,7 @@ class TargetUpdate(ABC):
         now = (self._due >= self.every).to(skipped.dtype) * (1 - skipped)
         self._due.mul_(1 - now)
         weight = now * self.tau
+        sources, targets = _pieces(sources, targets) or (sources, targets)
         for source, target in zip(sources, targets, strict=True):
             target.lerp_(source, weight)
 
@@ -303,6 +304,19 @@ class HardUpdate(TargetUpdate):
         if self.counter >= self.value_network_update_interval:
             self.counter = 0
             self.init_()
+
+
+def _pieces(*lists: list[Tensor]) -> list[list[Tensor]] | None:
+    """Return each list as one tensor, where all lie in one piece, with the same gaps of alignment between them."""
+    starts = [[x.storage_offset() - tensors[0].storage_offset() for x in tensors] for tensors in lists]
+    ends = [start + x.numel() for start, x in zip(starts[0], lists[0], strict=True)]
+    whole = all(0 <= start - end < 16 for start, end in zip(starts[0][1:], ends, strict=False))
+    for tensors in lists:
+        whole = whole and len({x.untyped_storage().data_ptr() for x in tensors}) == 1
+        whole = whole and all(x.is_contiguous() for x in tensors)
+    if not whole or any(found != starts[0] for found in starts):
+        return None
+    return [[tensors[0].detach().as_strided((ends[-1],), (1,))] for tensors in lists]
 
 
 def _difference(sources: list[Tensor], targets: list[Tensor]) -> str:

@@ -109,10 +109,10 @@ def test_a_step_of_an_actor_and_a_critic_that_share_convolutions_is_few_operatio
 
 
 # ---- off policy --------------------------------------------------------------------------------------------------
-def off_policy(kind, record, monkeypatch, steps=12):
+def off_policy(kind, record, monkeypatch, steps=12, gradient="autograd"):
     monkeypatch.setattr(host, "may_ask", lambda x: False)
     monkeypatch.setattr(graph, "recorder_of", lambda device: record)
-    one = update(kind, "autograd", lr=Linear(1e-2, 0))
+    one = update(kind, gradient, lr=Linear(1e-2, 0))
     found = []
     for n in range(steps):
         one.begin(n / steps)
@@ -122,10 +122,10 @@ def off_policy(kind, record, monkeypatch, steps=12):
     return one, found
 
 
-@pytest.mark.parametrize("kind", ["dqn", "sac"])
-def test_replayed_steps_on_samples_are_the_plain_ones(kind, monkeypatch):
-    plain, expected = off_policy(kind, refused, monkeypatch)
-    captured, found = off_policy(kind, StandIn.record, monkeypatch)
+@pytest.mark.parametrize(("kind", "gradient"), [("dqn", "autograd"), ("sac", "autograd"), ("sac", "auto")])
+def test_replayed_steps_on_samples_are_the_plain_ones(kind, gradient, monkeypatch):
+    plain, expected = off_policy(kind, refused, monkeypatch, gradient=gradient)
+    captured, found = off_policy(kind, StandIn.record, monkeypatch, gradient=gradient)
     (step,) = captured.graphs._of.values()
     assert step.captured.proven, step.captured.why
     assert all(map(torch.equal, expected, found))
@@ -133,3 +133,17 @@ def test_replayed_steps_on_samples_are_the_plain_ones(kind, monkeypatch):
     figures = captured.figures()
     assert figures == plain.figures() and figures["skipped"] == 1 and figures["updates"] == 11
     assert plain.targets.state_dict() == captured.targets.state_dict()
+    if gradient == "auto":
+        assert {"draw", "terms", "actor_grad"} <= {*names(step.captured._graph)}
+
+
+def test_a_step_of_sac_with_two_critics_of_two_hidden_layers_is_few_operations(monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: StandIn.record)
+    one = update("sac", hidden=(16, 16), max_grad_norm=1.0)
+    for n in range(4):
+        learn(one, sample("sac", seed=n))
+    (step,) = one.graphs._of.values()
+    found = names(step.captured._graph)
+    assert step.captured.proven and step.captured._graph.launches <= 90
+    assert [found.count(name) for name in ("draw", "terms", "actor_grad", "lerp_")] == [1, 1, 1, 1]

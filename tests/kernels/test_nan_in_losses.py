@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from rlcli.kernels import dqn, sac
+from rlcli.kernels import dqn
 from rlcli.kernels.ppo import cpu as ppo
+from rlcli.kernels.sac import cpu as sac
 
 NAN = float("nan")
 NONE, NO_STEPS = np.empty(0, np.float32), np.empty(0, np.int64)

@@ -181,7 +181,7 @@ class Launches(list):
         return lambda *args, **options: self.append((args, options))
 
 
-NAMES = {torch.float32: "fp32", torch.float64: "fp64", torch.int64: "i64"}
+NAMES = {torch.float32: "fp32", torch.float64: "fp64", torch.int64: "i64", torch.uint8: "u8"}
 
 
 def compiled(kernel, args, options):
@@ -193,7 +193,8 @@ def compiled(kernel, args, options):
     warps = {"num_warps": options.pop("num_warps")} if "num_warps" in options else {}
     given = dict(zip(kernel.arg_names, args, strict=False))
     constants = {k: x for k, x in given.items() if isinstance(x, int) and x == 1} | options
-    types = {k: f"*{NAMES[x.dtype]}" if isinstance(x, torch.Tensor) else "i32" for k, x in given.items()}
+    numbers = {int: "i32", float: "fp32"}
+    types = {k: f"*{NAMES[x.dtype]}" if isinstance(x, torch.Tensor) else numbers[type(x)] for k, x in given.items()}
     types = {k: "constexpr" if k in constants else types[k] for k in kernel.arg_names}
     aligned = [i for i, k in enumerate(types) if types[k][0] == "*" or (types[k] == "i32" and given[k] % 16 == 0)]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}

@@ -15,11 +15,13 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
-from rlcli.kernels import dqn, sac
+from rlcli.graphs import host
+from rlcli.kernels import dqn
 from rlcli.kernels.ppo import cpu as ppo
+from rlcli.kernels.sac import cpu as sac
 from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.gradient import Autograd, GradientChoice
-from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC
+from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC, OperatedSAC
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules import (
     IndependentNormal,
@@ -102,14 +104,17 @@ def test_dqn(space, extra, distance, options):
 @pytest.mark.parametrize("distance", ["l2", "smooth_l1"])
 @pytest.mark.parametrize("options", [{}, {"fixed_alpha": True, "alpha_init": 0.3}], ids=str)
 @pytest.mark.parametrize("hidden", [(16, 16), (32, 160, 160)], ids=str)
-def test_sac(extra, distance, options, hidden):
+@pytest.mark.parametrize("closed", [ClosedSAC, OperatedSAC])
+def test_sac(closed, extra, distance, options, hidden, monkeypatch):
+    if closed is OperatedSAC:
+        monkeypatch.setattr(host, "may_ask", lambda x: False)
     spec = Bounded(torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 3.0]), (2,))
     actor, critics = build_soft_actor_critic(OBSERVED, spec, hidden=hidden, activation="relu", generator=0)
     generator = torch.Generator()
     loss = SACLoss(actor, list(critics), loss_function=distance, gamma=0.95, generator=generator, **options)
     shake(actor, *[target for _, target in loss.target_pairs()])
     action = torch.rand(N, 2) * torch.tensor([4.0, 3.0]) - torch.tensor([2.0, 0.0])
-    agree(loss, columns(action, **extra), ClosedSAC, seed=11)
+    agree(loss, columns(action, **extra), closed, seed=11)
 
 
 def test_a_log_scale_at_its_bounds_gets_no_gradient():

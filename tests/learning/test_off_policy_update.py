@@ -34,12 +34,12 @@ def sample(kind, n=32, seed=0):
     )
 
 
-def update(kind, gradient="auto", **options):
+def update(kind, gradient="auto", hidden=(16,), **options):
     if kind == "dqn":
         loss = DQNLoss(build_q_actor(OBSERVED, Categorical(3), hidden=(16,), generator=0).actor[0], loss_function="l2")
         return Update(loss, HardUpdate(loss, value_network_update_interval=3), gradient=gradient, **options)
     generator = torch.Generator().manual_seed(0)
-    actor, critics = build_soft_actor_critic(OBSERVED, Bounded(-1.0, 1.0, (2,)), hidden=(16,), generator=0)
+    actor, critics = build_soft_actor_critic(OBSERVED, Bounded(-1.0, 1.0, (2,)), hidden=hidden, generator=0)
     loss = SACLoss(actor, list(critics), generator=generator)
     targets = SoftUpdate(loss, tau=0.1)
     return Update(loss, targets, gradient=gradient, generator=generator, **options)

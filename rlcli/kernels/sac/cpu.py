@@ -10,11 +10,14 @@ With x = loc + scale * noise, y = tanh(x), a = centre + half * y, and per row we
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.dqn import distance, total_of
+from rlcli.kernels.dqn import KINDS, distance, total_of
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2.0)
@@ -128,3 +131,45 @@ def actor_grad(both, noise, half, low, high, action_grads, alpha, weight, grad):
             grad[i, j] = at_x
             free = low <= raw <= high
             grad[i, dims + j] = at_x * scale * noise[i, j] - share if free else np.float32(0.0)
+
+
+# ---- as operations of torch: see `rlcli.kernels.sac` -----------------------------------------------------------------
+def draw_of(both: Tensor, states: Tensor, action: Tensor, noise: list[Tensor], *box: Any) -> list[Tensor]:
+    centre, half, low, high = box
+    n, drawn, log_prob = len(action), torch.cat((action, action, action)), states.new_empty(len(states))
+    given = (x.numpy() for x in (both, torch.cat(noise), centre, half))
+    draw(*given, low, high, drawn[n:].numpy(), log_prob.numpy())
+    return [torch.cat((torch.cat((states[:n], states)), drawn), 1), log_prob]
+
+
+def terms_of(
+    values: Tensor, next_values: Tensor, log_prob: Tensor, log_alpha: Tensor, reward: Tensor, terminated: Tensor,
+    steps: Tensor | None, weight: Tensor | None, gamma: float, target_entropy: float, kind: str,
+) -> list[Tensor]:  # fmt: skip
+    n, alpha, weights = len(reward), float(log_alpha.exp()), _weights(weight)
+    target, errors, grads = np.empty(n, np.float32), values.new_empty(n), torch.empty_like(values)
+    spans = np.empty(0, np.int64) if steps is None else steps.numpy()
+    drawn = log_prob.numpy()
+    targets(next_values.numpy(), drawn[n:], alpha, reward.numpy(), terminated.numpy(), gamma, spans, target)
+    v, g = (x.numpy() for x in (values, grads))
+    loss_qvalue, mean = critic_grads(v[:, :n], target, weights, KINDS[kind], g[:, :n], errors.numpy())
+    loss_actor, entropy, weighed = least_grads(v[:, n:], drawn[:n], alpha, weights, g[:, n:])
+    short = weighed - target_entropy
+    loss_alpha = float(log_alpha) * short
+    loss = loss_actor + loss_qvalue + loss_alpha
+    figures = torch.tensor([loss, loss_actor, loss_qvalue, loss_alpha, alpha, entropy, mean])
+    return [grads, errors, torch.tensor(short), figures]
+
+
+def actor_grad_of(
+    both: Tensor, noise: Tensor, action_grads: Tensor, log_alpha: Tensor, weight: Tensor | None, *box: Any
+) -> Tensor:
+    _, half, low, high = box
+    n, grad = len(noise), torch.empty_like(both[: len(noise)])
+    given = (x.numpy() for x in (both[:n], noise, half))
+    actor_grad(*given, low, high, action_grads.numpy(), float(log_alpha.exp()), _weights(weight), grad.numpy())
+    return grad
+
+
+def _weights(weight: Tensor | None) -> np.ndarray:
+    return np.empty(0, np.float32) if weight is None else weight.numpy()
