@@ -133,15 +133,14 @@ class Update:
         """Yield epochs over one batch: at most `epochs`, none after one that moved the policy by `target_kl`."""
         self.flat.bind()
         self._means, self._passes = Means(), 0
-        enough, kl = False, math.nan
+        enough = False
         while self._passes < self.epochs and not enough:
             yield
-            means = self._means
-            self.step.count(means.epoch("skipped"))
-            enough = self.target_kl is not None and mean(means.epoch("kl_approx")) > self.target_kl
-            kl = mean(means.epoch("kl"))
-            means.next_epoch()
+            enough = self.target_kl is not None and mean(self._means.epoch("kl_approx")) > self.target_kl
+            self._means.next_epoch()
             self._passes += 1
+        kl = mean(self._means.last_epoch("kl"))  # read here, once a batch, where nobody asked before
+        self.step.count(self._means.skips())
         self.loss.after_batch(kl)
 
     def on(self, minibatch: Minibatch) -> Tensor | None:
@@ -171,7 +170,7 @@ class Update:
 
     def figures(self) -> dict[str, float]:
         """Return means since the last call or `passes`, with `lr`, `skipped`, and `epochs` or `updates`; or nothing."""
-        self.step.count(self._means.epoch("skipped"))
+        self.step.count(self._means.skips())
         means, passes = self._means.result(), self._passes
         self._means, self._passes = Means(), 0
         if not means and not passes:
@@ -205,7 +204,7 @@ class Update:
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Return optimizer, draws, counters, open figures, and the loss's own state: not the networks it trains."""
-        self.step.count(self._means.epoch("skipped"))
+        self.step.count(self._means.skips())
         state: dict[str, Any] = dict(self.step.state_dict())
         state |= {f"{_LOSS}{name}": x for name, x in self._beside.state_dict().items()}
         state |= {f"{_MEANS}{name}": x for name, x in self._means.state_dict().items()}
@@ -282,33 +281,51 @@ class Means:
 
     _totals: dict[str, tuple[float, int]] = field(default_factory=dict)  # sum and number of the finite ones
     _epoch: dict[str, list[float]] = field(default_factory=dict)
-    _unread: list[Mapping[str, float | Tensor]] = field(default_factory=list)
+    _last: dict[str, list[float]] = field(default_factory=dict)  # that was closed
+    _skips: list[float] = field(default_factory=list)
+    # of a minibatch, or names and a tensor of them; None: an epoch ends
+    _unread: list[Mapping[str, float | Tensor] | tuple[Sequence[str], Tensor] | None] = field(default_factory=list)
 
     def add(self, figures: Mapping[str, float | Tensor]) -> None:
         self._unread.append(figures)
 
     def add_row(self, row: Tensor, names: Sequence[str]) -> None:
         """Add figures that lie in one tensor `[len(names)]`."""
-        self._unread.append(dict(zip(names, row.unbind(), strict=True)))
+        self._unread.append((names, row))
 
     def epoch(self, name: str) -> list[float]:
         """Return a figure in every minibatch of the running epoch."""
         self._read()
         return self._epoch.get(name, [])
 
-    def next_epoch(self) -> None:
+    def last_epoch(self, name: str) -> list[float]:
+        """Return a figure in every minibatch of the epoch that was closed last."""
         self._read()
+        return self._last.get(name, [])
+
+    def skips(self) -> list[float]:
+        """Return, once, which steps were skipped, of those that nobody saw."""
+        self._read()
+        skips, self._skips = self._skips, []
+        return skips
+
+    def next_epoch(self) -> None:
+        self._unread.append(None)
+
+    def _close(self) -> None:
         for name, values in self._epoch.items():
             self._totals[name] = _added(self._totals.get(name, (0.0, 0)), values)
-        self._epoch = {}
+        self._last, self._epoch = self._epoch, {}
 
     def result(self) -> dict[str, float]:
         self.next_epoch()
+        self._read()
         return {name: total / count if count else math.nan for name, (total, count) in self._totals.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return sum and number of every figure; the running epoch counts as closed."""
         self.next_epoch()
+        self._read()
         return {name: torch.tensor(total, dtype=torch.float64) for name, total in self._totals.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -316,10 +333,18 @@ class Means:
         self._totals = {name: (float(x[0]), int(x[1])) for name, x in state.items()}
 
     def _read(self) -> None:
-        tensors = [x for figures in self._unread for x in figures.values() if isinstance(x, Tensor)]
-        numbers = iter(torch.stack([x.detach().reshape(()).float() for x in tensors]).tolist() if tensors else ())
+        given = [figures[1:] if isinstance(figures, tuple) else figures.values() for figures in self._unread if figures]
+        tensors = [x.detach().reshape(-1).float() for values in given for x in values if isinstance(x, Tensor)]
+        numbers = iter(torch.cat(tensors).tolist() if tensors else ())
         for figures in self._unread:
-            row = {name: next(numbers) if isinstance(x, Tensor) else x for name, x in figures.items()}
+            if figures is None:
+                self._close()
+                continue
+            if isinstance(figures, tuple):
+                row = {name: next(numbers) for name in figures[0]}
+            else:
+                row = {name: next(numbers) if isinstance(x, Tensor) else x for name, x in figures.items()}
+            self._skips += [row["skipped"]] if "skipped" in row else []
             for name, x in row.items():
                 if name == "skipped" or not row.get("skipped"):
                     self._epoch.setdefault(name, []).append(x)
