@@ -22,7 +22,7 @@ ROOMS = {
     "build": (2632, 16), "cli": (2464, 19), "collectors": (8728, 38), "compat": (82, 1), "config": (4419, 20),
     "data": (14494, 68), "envs": (2584, 11), "errors": (168, 1), "exports": (57, 1), "imports": (103, 1),
     "inspection": (747, 4), "jobs": (1283, 7), "kernels": (4920, 30), "keys": (93, 1), "learning": (2565, 13),
-    "modules": (4472, 21), "objectives": (4387, 20), "planning": (1417, 6), "processes": (2367, 15),
+    "modules": (4472, 21), "objectives": (4387, 20), "planning": (1417, 6), "processes": (2363, 15),
     "recognise": (64, 1), "report": (2964, 15), "rlcli": (37, 1), "runs": (1586, 8), "specs": (921, 6),
     "transforms": (2979, 13), "typed": (238, 1), "vec_envs": (3687, 18), "weight_update": (1337, 11),
 }  # fmt: skip
