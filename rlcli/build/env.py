@@ -191,8 +191,10 @@ def configured(cfg: EnvOptions, index: int = 0) -> GymRecipe:
         from rlcli.vec_envs.wrappers import AtariFrames
 
         settings.setdefault("frameskip", 1)
-        # the preprocessing reads the emulator's screen, never the observation, of which colours cost a tenth of a step
-        settings.setdefault("obs_type", "grayscale")
+        if (
+            cfg.atari.grayscale
+        ):  # the observation, which the preprocessing does not read, costs a tenth of a step in colours
+            settings.setdefault("obs_type", "grayscale")
         set_stickiness(settings, cfg.atari)
         a = cfg.atari
         frames = {

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from rlcli.processes.group import WorkerGroup
     from rlcli.weight_update.receiver import ModelsReceiver
 
-
 P = ParamSpec("P")
 Taking: TypeAlias = Callable[Concatenate[Any, P], None]
 
 
 def _taking(options: Taking[P]) -> Callable[[Callable[..., None]], Taking[P]]:
-    """Give a constructor the signature of those options."""
+    """Give a constructor the signature of those options, and its name to what python refuses of them."""
+    options.__qualname__ = "Collector.__init__"
     return functools.wraps(options, assigned=(), updated=())
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _signal  # of CPython: what `signal` wraps, without an enum made at each call
 import contextlib
 import os
 import resource
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,6 +13,8 @@ from typing import Any
 
 from rlcli.errors import ResourceError
 
+# what a person, a system, a scheduler or a limit of time ends a run with
+DELAYED = tuple(getattr(_signal, f"SIG{name}") for name in ("INT", "TERM", "HUP", "ALRM", "USR1", "USR2"))
 _SPARE = 16  # files for whatever else is opened meanwhile
 in_worker = False  # see `become_worker`
 ranks_beside = 0  # processes of a learner that need a core beside this one and its workers
@@ -39,19 +41,19 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C: what is written in here, in memory and on the disk, is of the same writes."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    signals: list[tuple[Any, ...]] = []
-    signal.signal(signal.SIGINT, lambda *args: signals.append(args))
+    """Delay Ctrl-C and the like: what is written in here, in memory and on the disk, is of the same writes."""
+    asked = DELAYED if threading.current_thread() is threading.main_thread() else ()
+    handlers = {number: handler for number in asked if callable(handler := _signal.getsignal(number))}
+    came: list[tuple[int, Any]] = []
     try:
-        yield
+        with contextlib.ExitStack() as before:
+            for number, handler in handlers.items():
+                before.callback(_signal.signal, number, handler)
+                _signal.signal(number, lambda *given: came.append(given))
+            yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        for args in signals:
-            handler(*args)
+        for number, frame in came:
+            handlers[number](number, frame)
 
 
 def cores() -> int:

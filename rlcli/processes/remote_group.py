@@ -88,18 +88,17 @@ class RemoteGroup(ReplacingGroup):
     def _submit(self, index: int, order: Order) -> None:
         if order.future is not None:
             return
-        self.awaited = index
+        self.awaited, worker = index, self.workers[index]
         try:
-            future = self.remote.submit(
-                self.workers[index], order.turn, order.kind, order.body, order.attachments or EMPTY
-            )
+            future = self.remote.submit(worker, order.turn, order.kind, order.body, order.attachments or EMPTY)
             future.add_done_callback(partial(self._answered, order, time.monotonic()))
             order.future = future
         except Gone as gone:
             self._lose(index, str(gone))
 
     def _answered(self, order: Order, submitted: float, future: object) -> None:
-        order.answered(submitted, future)
+        now = time.monotonic()
+        order.took, order.came = now - submitted, now  # who waits looks at `came`
         self._news.put(None)
 
     def wait(self, index: int, turn: int) -> Answer:
@@ -131,13 +130,12 @@ class RemoteGroup(ReplacingGroup):
                 return done
             try:
                 self._news.get(timeout=watchdog.LOOK)
-                continue
             except queue.Empty:
                 self._check_open()
-            for index in heads:
-                self._watch(index)
-                if index in self.failed:
-                    return []
+                for index in heads:
+                    self._watch(index)
+                    if index in self.failed:
+                        return []
 
     def _kill(self, index: int) -> None:
         self.remote.kill(self.workers[index])

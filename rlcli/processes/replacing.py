@@ -97,10 +97,6 @@ class Order:
     came: float | None = None  # when that was, where it is known
     took: float = 0.0  # seconds until then
 
-    def answered(self, submitted: float, future: object) -> None:
-        now = time.monotonic()
-        self.took, self.came = now - submitted, now  # who waits looks at `came`
-
 
 class ReplacingGroup(ABC):
     """Base of groups of `count` workers, each made by `start`, ended by `close`; with `goes_on` they are replaced."""

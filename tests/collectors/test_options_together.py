@@ -351,6 +351,11 @@ def test_options_that_are_none_are_refused_by_name(options, words):
     refused(ArgumentError, words, lambda: Collector(GymEnv("CartPole-v1"), **options))
 
 
+@pytest.mark.parametrize("options", [{}, {"create_env_fn": "CartPole-v1", "frame_per_batch": 5}])
+def test_python_refuses_options_in_the_name_of_what_was_called(options):
+    refused(TypeError, "Collector.__init__()", lambda: Collector(**options))
+
+
 def test_a_buffer_needs_no_method_but_the_one_that_is_used():
     rows = OnlyAdds()
     list(Collector(GymEnv(Walk()), frames_per_batch=5, total_frames=10, replay_buffer=rows, extend_buffer=False))
