@@ -110,7 +110,8 @@ def place(options: CollectorOptions, env_own: torch.device | None = None, policy
 def column_memory(placement: Placement) -> Callable[..., np.ndarray]:
     """Return `empty(shape, dtype)`: of pages that stay in place where a batch is copied to a GPU."""
     storing = placement.storing
-    if storing is None or storing.type != "cuda":
+    # such a copy goes on when it was ordered: where nobody waits for it, the next batch would be written into it
+    if storing is None or storing.type != "cuda" or placement.non_blocking:
         return np.empty
     return lambda shape, dtype: torch.empty(shape, dtype=torch_dtype(dtype), pin_memory=True).numpy()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlcli.graphs.static import brought
+
 
 class Ahead:
     """Stand where a call would take a generator: `normal` gives what `draw` drew, in the order in which it is asked."""
@@ -17,7 +19,7 @@ class Ahead:
     def draw(self) -> None:
         """Draw for the next call, from the generator, as the call itself would."""
         for x in self._drawn:
-            x.copy_(self._noise(x.shape, x))
+            x.copy_(brought(self._noise(x.shape, x), x.device))
 
     def begin(self) -> Ahead:
         """Give what was drawn from its start, to a call that begins."""
@@ -27,7 +29,7 @@ class Ahead:
     def normal(self, shape: torch.Size, like: Tensor) -> Tensor:
         """Return standard normal noise; drawn now where no call has asked for so much before."""
         if self._next == len(self._drawn):
-            self._drawn.append(self._noise(shape, like).to(like.device))
+            self._drawn.append(brought(self._noise(shape, like), like.device))
         self._next += 1
         return self._drawn[self._next - 1]
 

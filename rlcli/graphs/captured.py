@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlcli.errors import ConfigError, in_words
+from rlcli.errors import ConfigError, RlcliError, in_words
 from rlcli.graphs.graph import Graph, Recorder, is_required
 
 PLAIN = 2  # calls before one is recorded: what allocates, compiles or chooses an algorithm does so in them
@@ -46,8 +46,8 @@ class Captured:
         if self._calls == PLAIN and not self.why:
             try:
                 self._graph = self._record(self._call)
-            except RuntimeError as error:  # torch's, of a capture; out of memory, too
-                self._refuse(in_words(error))
+            except (RuntimeError, RlcliError) as error:  # torch's, of a capture, or ours around it; out of memory, too
+                self.refuse(in_words(error))
 
     def _prove(self, graph: Graph) -> None:
         written = self._written()
@@ -61,9 +61,10 @@ class Captured:
         self.proven = all(map(same_bits, found, written))
         if not self.proven:
             self._graph = None
-            self._refuse(OTHER_BITS)
+            self.refuse(OTHER_BITS)
 
-    def _refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
+        """Make plain calls from now on; raise where graphs are required."""
         self.why = why
         if is_required():
             raise ConfigError(

@@ -7,6 +7,7 @@ drawn before, a shape is another graph. Only this file knows how torch records.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -30,14 +31,25 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)
+        self._alone = threading.Lock()  # a collector's thread may record, too
+        self._begin()
+
+    def _begin(self) -> None:
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
+        self._first: Graph | None = None  # kept: torch takes no graph into a pool whose graphs are all gone
 
     def __call__(self, call: Callable[[], object]) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        # other threads of this process may copy and allocate meanwhile
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            call()
+        # torch leaves its stream the current one if a recording fails
+        with self._alone, torch.cuda.stream(torch.cuda.current_stream(self.device)):
+            try:
+                # other threads of this process may copy and allocate meanwhile
+                with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                    call()
+            except BaseException:
+                self._begin()  # torch may hold that the pool is still recorded into, and refuses the next one
+                raise
+        self._first = self._first or graph
         return graph
 
 

@@ -45,8 +45,8 @@ def empty_here(shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.d
 
 
 def brought(x: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of host memory on a device, by a copy that the host does not wait for; there already, itself."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+    """Return a tensor on a device, by a copy that the host does not wait for; there already, itself."""
+    return x.pin_memory().to(device, non_blocking=True) if x.is_cpu and device.type == "cuda" else x.to(device)
 
 
 def sent(columns: Mapping[Name, Tensor], device: torch.device) -> dict[Name, Tensor]:

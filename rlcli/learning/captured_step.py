@@ -30,6 +30,10 @@ class CapturedStep:
         self.row: Tensor | None = None
         self.errors: Tensor | None = None  # of rows, if the loss gives them
         self.captured = Captured("update", self._call, self._written, of.record)
+        if not self.step.optimizer.reads_rate:
+            self.captured.refuse("its optimizer takes the learning rate from the host")
+        elif self.noise is None and getattr(self.loss, "generator", None) is not None:
+            self.captured.refuse("its loss draws other numbers than normal ones")
 
     def on(self, minibatch: Minibatch) -> tuple[Tensor, Tensor | None]:
         """Step on columns of these shapes; return figures `[len(names)]` and errors `[N]`, which are the caller's."""
@@ -67,7 +71,8 @@ class CapturedStep:
         assert self.row is not None
         mine = [self.row, *([] if self.errors is None else [self.errors])]
         behind = [] if self.targets is None else self.targets.written()
-        return [self.step.flat.tensor.data, *self.step.optimizer.state_dict().values(), *behind, *mine]
+        mine += [self.step.flat.tensor.data, *self.step.optimizer.state_dict().values()]
+        return [*mine, *behind, *self.loss.buffers()]  # what BatchNorm counts
 
 
 class CapturedSteps:
@@ -78,6 +83,10 @@ class CapturedSteps:
     def __init__(self, loss: Loss, step: Step, targets: TargetUpdate | None, record: Recorder) -> None:
         self.loss, self.step, self.targets, self.record = loss, step, targets, record
         self._of: dict[object, CapturedStep] = {}
+
+    def forget(self) -> None:
+        """Record anew: the optimizer's state lies elsewhere."""
+        self._of.clear()
 
     def of(self, gradient: Gradient, minibatch: Minibatch) -> CapturedStep | None:
         """Return the step for such a minibatch; None where there are too many kinds of them."""

@@ -190,6 +190,11 @@ class FlatOptimizer:
         """Return True if it holds a state, which the first step makes."""
         return bool(self.optimizer.state)
 
+    @property
+    def reads_rate(self) -> bool:
+        """Return True if a step takes `lr` from where it lies: else a graph would hold the one of its recording."""
+        return self.rate is not None and self._direct is not None
+
     def step(self, skip: Tensor | None = None) -> None:
         """Move the tensor along its gradient; not if `skip`, a float tensor `[]`, is 1 (never at the first step)."""
         if self._direct is not None:

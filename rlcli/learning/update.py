@@ -219,6 +219,8 @@ class Update:
         self._beside.load_state_dict(_under(_LOSS, state))
         self.flat.bind()
         self._gradient = None
+        if self.graphs is not None:
+            self.graphs.forget()
         self._means.load_state_dict(_under(_MEANS, state))
         self._passes, self._skipped = (int(x) for x in state["reported"])
         self.generator.set_state(state["generator"].cpu())

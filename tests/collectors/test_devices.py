@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from face import refused
@@ -12,7 +13,7 @@ from torch import nn
 from worlds import Counter
 
 from rlcli.collectors import Collector, MultiSyncCollector
-from rlcli.collectors.devices import on_device, one_device, place, resolve, synchronize
+from rlcli.collectors.devices import Placement, column_memory, on_device, one_device, place, resolve, synchronize
 from rlcli.collectors.options import CollectorOptions
 from rlcli.envs import EnvBase, GymEnv
 from rlcli.errors import ArgumentError, ConfigError
@@ -164,3 +165,8 @@ def test_a_batch_says_the_device_that_was_asked_for(asked, device, next_obs):
         for batch in collector:
             assert batch.device == batch["next"].device == wanted
         collector.shutdown()
+
+
+def test_where_nobody_waits_for_copies_a_batch_lies_in_memory_from_which_they_are_taken_at_once():
+    there = Placement(None, None, torch.device("cuda", 0), True, False, True)  # of pinned memory they are not
+    assert column_memory(there) is np.empty

@@ -72,6 +72,8 @@ class StandIn(TorchDispatchMode):
             for argument in func._schema.arguments:
                 if argument.alias_info is not None and argument.alias_info.is_write and argument.name in (kwargs or {}):
                     self._keep(tensors((kwargs or {})[argument.name]))
+        if name == "native_batch_norm":  # writes means and variances, of which its schema says nothing
+            self._keep(tensors(args[3:5]))
         out = func(*args, **(kwargs or {}))
         outs = tensors(out)
         view = not mutable and any(memory(o) == memory(x) for o in outs for x in given)

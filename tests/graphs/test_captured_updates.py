@@ -147,3 +147,73 @@ def test_a_step_of_sac_with_two_critics_of_two_hidden_layers_is_few_operations(m
     found = names(step.captured._graph)
     assert step.captured.proven and step.captured._graph.launches <= 90
     assert [found.count(name) for name in ("draw", "terms", "actor_grad", "lerp_")] == [1, 1, 1, 1]
+
+
+# ---- what a graph would hold for good, or leave out ----------------------------------------------------------------
+def test_a_rate_that_the_host_gives_is_no_graph(monkeypatch):
+    options = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9}}
+    plain, _, expected = learned("normal", A2CLoss, refused, monkeypatch, **options)
+    captured, one, found = learned("normal", A2CLoss, StandIn.record, monkeypatch, **options)
+    assert all(map(torch.equal, plain.parameters(), captured.parameters())) and found == expected
+    assert {step.captured.why for step in one.graphs._of.values()} == {
+        "its optimizer takes the learning rate from the host"
+    }
+
+
+def test_a_loaded_state_is_the_one_that_replays_step_from(monkeypatch):
+    def run(record):
+        monkeypatch.setattr(host, "may_ask", lambda x: False)
+        monkeypatch.setattr(graph, "recorder_of", lambda device: record)
+        one, saved = update("dqn", "autograd"), {}
+        for n in range(12):
+            if n == 6:
+                one.load_state_dict(copy.deepcopy(saved))
+            learn(one, sample("dqn", seed=n))
+            if n == 1:
+                saved = one.state_dict()
+        return weights(one), one.state_dict()
+
+    (expected, plain), (found, captured) = run(refused), run(StandIn.record)
+    assert torch.equal(expected, found)
+    assert torch.equal(plain["optimizer.exp_avg"], captured["optimizer.exp_avg"])
+
+
+def test_the_proof_leaves_buffers_as_one_step_does(monkeypatch):
+    def run(record):
+        monkeypatch.setattr(host, "may_ask", lambda x: False)
+        monkeypatch.setattr(graph, "recorder_of", lambda device: record)
+        torch.manual_seed(0)
+        critic = ValueOperator(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+        one = Update(A2CLoss(make_actor("normal"), critic), gradient="autograd")
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(6):
+            minibatch = {"observation": torch.randn(8, 4, generator=generator), **numbers}
+            one.on(minibatch)
+        return one
+
+    numbers = {
+        "action": torch.zeros(8, 3), "sample_log_prob": torch.zeros(8), "advantage": torch.ones(8, 1),
+        "value_target": torch.zeros(8, 1),
+    }  # fmt: skip
+    plain, captured = run(refused), run(StandIn.record)
+    assert all(step.captured.proven for step in captured.graphs._of.values())
+    assert all(map(torch.equal, plain.loss.buffers(), captured.loss.buffers()))
+    assert {int(x) for x in captured.loss.buffers() if not x.is_floating_point()} == {6}
+
+
+class Looks(nn.Module):
+    def forward(self, x):
+        return x * 2 if float(x.detach().sum()) > 1e9 else x
+
+
+def test_a_network_that_looks_at_numbers_is_called_as_it_is(monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: StandIn.record)
+    one = Update(A2CLoss(make_actor("normal"), ValueOperator(nn.Sequential(nn.Linear(4, 1), Looks()))))
+    td = rollout(make_actor("normal"), (8,))
+    minibatch = {key: td[key] for key in ("observation", "action", "sample_log_prob")}
+    minibatch |= {"advantage": torch.ones(8, 1), "value_target": torch.zeros(8, 1)}
+    for _ in range(5):
+        one.on(minibatch)
+    (step,) = one.graphs._of.values()
+    assert "the host reads a number" in step.captured.why and one.figures()["updates"] == 5

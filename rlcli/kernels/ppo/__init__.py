@@ -52,8 +52,13 @@ def _library() -> torch.library.Library:
         " -> Tensor[]"
     )
     library.impl("clipped_ppo", lambda *given: _file("cpu").clipped_ppo(*given), "CPU")
-    library.impl("clipped_ppo", lambda *given: _file("triton").clipped_ppo(*given), "CUDA")
+    library.impl("clipped_ppo", _on_gpu, "CUDA")
     return library
+
+
+def _on_gpu(params: list[Tensor], *given: Any) -> list[Tensor]:
+    with torch.cuda.device_of(params[0]):  # Triton launches on the current one
+        return _file("triton").clipped_ppo(params, *given)
 
 
 def _file(name: str) -> Any:

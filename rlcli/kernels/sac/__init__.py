@@ -7,7 +7,7 @@ dims. Rows of the actor are those of s, then those of s'.
 from __future__ import annotations
 
 import importlib.util
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -61,14 +61,17 @@ def serves(x: Tensor) -> bool:
     return x.device.type == "cpu" or (x.is_cuda and importlib.util.find_spec("triton") is not None)
 
 
+def _made(file: str, name: str, like: Tensor, *given: Any) -> Any:
+    """Call an operation of a file, which loads a compiler."""
+    with torch.cuda.device_of(like):  # Triton launches on the current one
+        return getattr(importlib.import_module(f"{__name__}.{file}"), f"{name}_of")(like, *given)
+
+
 @cache
 def _operations() -> Any:
     library = torch.library.Library("rlcli_sac", "DEF")
     for name, schema in _SCHEMAS.items():
         library.define(name + schema)
         for key, file in (("CPU", "cpu"), ("CUDA", "triton")):
-            # loads a compiler
-            library.impl(
-                name, lambda *x, n=name, f=file: getattr(importlib.import_module(f"{__name__}.{f}"), f"{n}_of")(*x), key
-            )
+            library.impl(name, partial(_made, file, name), key)
     return torch.ops.rlcli_sac, library  # they live as long as it does

@@ -168,10 +168,13 @@ class Recursion(torch.autograd.Function):
     def run(backend: str, *inputs: Any) -> tuple[Tensor, Tensor]:
         """The outputs alone."""
         if backend == "triton":
-            from rlcli.kernels.scan import triton as kernels
-        else:
-            from rlcli.kernels.scan import cpu as kernels  # type: ignore[no-redef]  # loads the compiler
-        return kernels.scan(*inputs)
+            from rlcli.kernels.scan import triton
+
+            with torch.cuda.device_of(inputs[0]):  # Triton launches on the current one
+                return triton.scan(*inputs)
+        from rlcli.kernels.scan import cpu  # loads the compiler
+
+        return cpu.scan(*inputs)
 
     @staticmethod
     def forward(ctx: Any, backend: str, *inputs: Any) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ of an update is exactly one. `atanh` amplifies rounding: in float32 the log-prob
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,14 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
+@functools.cache
+def _quadrature(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights on a device: a copy there waits, and no graph holds one."""
+    with torch.inference_mode(False):
+        nodes, weights = (torch.as_tensor(a, dtype=dtype, device=device) for a in (_NODES, _WEIGHTS))
+    return nodes, weights
+
+
 class TanhNormalFamily(NormalFamily):
     """Parameters `loc [*B, d]` and `scale [*B, d]` or `[d]` of the Gaussian; actions float `[*B, d]`.
 
@@ -217,7 +226,7 @@ class TanhNormalFamily(NormalFamily):
         return (0.5 + LOG_SQRT_2PI + scale.log() + log_half + log_slope).sum(-1)
 
     def _expect(self, f, loc: Tensor, scale: Tensor) -> Tensor:
-        nodes, weights = (torch.as_tensor(a, dtype=loc.dtype, device=loc.device) for a in (_NODES, _WEIGHTS))
+        nodes, weights = _quadrature(loc.device, loc.dtype)
         x = loc.unsqueeze(-1) + scale.unsqueeze(-1) * nodes  # [*B, d, 24]
         return f(x) @ weights
 
