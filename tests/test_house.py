@@ -19,10 +19,10 @@ from test_layers import PACKAGE, layer_of, modules, nodes, part_of
 # room -> lines, files
 ROOMS = {
     "__main__": (7, 1), "algorithms": (571, 8), "api": (308, 1), "arguments": (73, 1), "bench": (2189, 12),
-    "build": (2683, 16), "cli": (2464, 19), "collectors": (8845, 39), "compat": (82, 1), "config": (4435, 20),
-    "data": (14656, 69), "envs": (2584, 11), "errors": (168, 1), "exports": (57, 1), "graphs": (267, 6),
-    "imports": (103, 1), "inspection": (747, 4), "jobs": (1286, 7), "kernels": (5834, 34), "keys": (93, 1),
-    "learning": (2900, 14), "modules": (4479, 21), "objectives": (4428, 20), "planning": (1421, 6),
+    "build": (2683, 16), "cli": (2464, 19), "collectors": (8846, 39), "compat": (82, 1), "config": (4435, 20),
+    "data": (14656, 69), "envs": (2584, 11), "errors": (168, 1), "exports": (57, 1), "graphs": (282, 6),
+    "imports": (103, 1), "inspection": (747, 4), "jobs": (1286, 7), "kernels": (5845, 34), "keys": (93, 1),
+    "learning": (2916, 14), "modules": (4488, 21), "objectives": (4428, 20), "planning": (1421, 6),
     "processes": (2363, 15), "recognise": (64, 1), "report": (2965, 15), "rlcli": (37, 1), "runs": (1586, 8),
     "specs": (921, 6), "transforms": (2986, 13), "typed": (238, 1), "vec_envs": (3687, 18),
     "weight_update": (1337, 11),
@@ -35,7 +35,7 @@ WALKS = {
 CONFIGURED = 0  # files outside of config, build and cli that name cfg or a type of the configuration
 TWICE = 0  # names of two classes
 MATCHES = 226  # error sentences that tests spell
-PRIVATE_WORDS = 3600  # lines of docstrings of names that no package exports
+PRIVATE_WORDS = 3605  # lines of docstrings of names that no package exports
 PAID: dict[str, str] = {  # bound that was raised -> the feature that pays for it
     "exports": "files of kernels are imported when somebody first names them, by one line for eight functions",
     "runs": "files of rows and states are loaded when the first is written",
