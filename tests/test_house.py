@@ -22,7 +22,7 @@ ROOMS = {
     "build": (2683, 16), "cli": (2464, 19), "collectors": (8846, 39), "compat": (82, 1), "config": (4435, 20),
     "data": (14656, 69), "envs": (2584, 11), "errors": (168, 1), "exports": (57, 1), "graphs": (282, 6),
     "imports": (103, 1), "inspection": (747, 4), "jobs": (1286, 7), "kernels": (5845, 34), "keys": (93, 1),
-    "learning": (2916, 14), "modules": (4488, 21), "objectives": (4428, 20), "planning": (1421, 6),
+    "learning": (2918, 14), "modules": (4488, 21), "objectives": (4428, 20), "planning": (1421, 6),
     "processes": (2363, 15), "recognise": (64, 1), "report": (2965, 15), "rlcli": (37, 1), "runs": (1586, 8),
     "specs": (921, 6), "transforms": (2986, 13), "typed": (238, 1), "vec_envs": (3687, 18),
     "weight_update": (1337, 11),

@@ -90,7 +90,9 @@ class CapturedSteps:
 
     def of(self, gradient: Gradient, minibatch: Minibatch) -> CapturedStep | None:
         """Return the step for such a minibatch; None where there are too many kinds of them."""
-        kind = gradient, self.step.flat.version, *_settings(self.loss), *((k, x.shape) for k, x in minibatch.items())
+        behind = (self.targets.tau, self.targets.every) if self.targets is not None else ()
+        told = self.step.max_grad_norm, *behind, *_settings(self.loss)
+        kind = gradient, self.step.flat.version, *told, *((k, x.shape) for k, x in minibatch.items())
         step = self._of.get(kind)
         if step is None:
             self._of = {k: step for k, step in self._of.items() if k[:2] == kind[:2]}  # type: ignore[index]
