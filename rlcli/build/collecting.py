@@ -10,8 +10,9 @@ import torch
 
 from rlcli.build.algorithm import build_policy
 from rlcli.build.collector import build_collector, devices, serve_as_rank
+from rlcli.build.device_auto import settled
 from rlcli.build.env import build_env, env_of_run
-from rlcli.build.env_mode import NONE, First, settled
+from rlcli.build.env_mode import NONE, First
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.trained_run import acting_policy
 from rlcli.build.workload import workload_of

@@ -32,7 +32,7 @@ from rlcli.config.choices.collect import (
 from rlcli.config.choices.learn import StoredSliceOptions
 from rlcli.config.installed import accelerator
 from rlcli.config.option import as_choice
-from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
+from rlcli.config.schemas import CollectConfig, Config, draws, is_off_policy
 from rlcli.data.next_obs.modes import KEEPS, SHARED
 from rlcli.envs import EnvBase
 from rlcli.graphs import graph
@@ -211,9 +211,7 @@ def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
 def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
     """Return where each stage runs; None for env and storage is the CPU without a stamp on tensordicts."""
     d = cfg.device
-    kind = d.kind
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() and convolves(cfg) else "cpu"
+    kind = "cpu" if d.kind == "auto" else d.kind  # `device_auto` has taken another where that is faster
     here = None if kind == "cpu" else accelerator() if kind == "split" else kind
     chosen = {
         "env_device": d.env_device,

@@ -18,8 +18,8 @@ import torch
 from rlcli.build.algorithm import algorithm_of, load_kernels
 from rlcli.build.collecting import stored_keys
 from rlcli.build.collector import build_collector, in_this_process
+from rlcli.build.device_auto import settled
 from rlcli.build.env import build_env, lanes_of
-from rlcli.build.env_mode import settled
 from rlcli.build.init_rows import count_init_rows
 from rlcli.build.policy import choose_threads
 from rlcli.build.ranks import ranks_of, share_of
@@ -87,7 +87,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
             envs = measured(run, None if policy is None else policy.actor)
             before = resident()
             here = dataclasses.replace(in_this_process(cfg), device=DeviceConfig(kind="cpu"))
-            learning, keep = _learning(here, env, policy)
+            learning, keep = learning_of(here, env, policy)
             collector = build_collector(here, env, policy, keep)
             networks, built = networks + grown(before), resident()
             if isinstance(cfg, Config):
@@ -142,7 +142,7 @@ def faces(cfg: CollectConfig) -> list[Face]:
             env.close()
 
 
-def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, list[Key]]:
+def learning_of(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, list[Key]]:
     """Return the learner's parts, and the keys that its batches hold."""
     if not isinstance(cfg, Config):
         observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]

@@ -12,8 +12,9 @@ import torch
 
 from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unused
 from rlcli.build.collector import TRAIN_AS_RANK, devices, serve_as_rank
+from rlcli.build.device_auto import settled
 from rlcli.build.env import build_evaluation_env, env_of_run
-from rlcli.build.env_mode import NONE, First, settled
+from rlcli.build.env_mode import NONE, First
 from rlcli.build.policy import choose_threads
 from rlcli.build.ranks import introduced, share_of
 from rlcli.build.report import notes, reporter_of

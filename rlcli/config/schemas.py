@@ -28,11 +28,6 @@ def remembers(cfg: CollectConfig) -> bool:
     return hasattr(cfg.policy, "recurrent_size")
 
 
-def convolves(cfg: CollectConfig) -> bool:
-    """Whether the policy looks at pictures, as its name says: `device=auto` learns on a GPU then."""
-    return cfg.policy.kind == "cnn" or (cfg.policy.kind == "auto" and cfg.env.kind == "atari")
-
-
 def by_priority(cfg: Config) -> bool:
     """Whether errors say which stored rows are drawn."""
     return hasattr(cfg.sampler, "beta")

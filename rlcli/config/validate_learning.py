@@ -10,7 +10,7 @@ from rlcli.config import installed, registry
 from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
 from rlcli.config.problem import Problem
-from rlcli.config.schemas import Config, by_priority, convolves, draws, is_off_policy, remembers
+from rlcli.config.schemas import Config, by_priority, draws, is_off_policy, remembers
 
 
 def check_learning(cfg: Any) -> Iterator[Problem]:
@@ -61,11 +61,11 @@ def _off_policy(cfg: Config) -> Iterator[Problem]:
 
 
 def _learns_on(cfg: Config) -> tuple[str, str]:
-    """Return the device that learns, and which key says so; with device=auto the one where there is a GPU."""
+    """Return the device that learns, and which key says so; with device=auto what is always there."""
     given, kind = cfg.device.train_device, cfg.device.kind
     if given is not None:
         return given, f"device.train_device={given}"
-    found = {"split": installed.accelerator(), "auto": "cuda" if convolves(cfg) else "cpu"}
+    found = {"split": installed.accelerator(), "auto": "cpu"}
     return found.get(kind, kind), f"device={kind}"
 
 

@@ -229,7 +229,7 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     device, loss, estimator, drawn = run.device, learning.loss, learning.estimator, run.stored
     entries = planned_learner(learning.policy, loss, run.optimizer, run.optimizer_options, device)
     added = {} if estimator is None else written_by(estimator, "full")
-    step, warming = _of_a_step(run, rows, loss)
+    step, warming = of_a_step(run, rows, loss)
     columns = columns_read(loss, step, added)
     count = step.frames + warming
     batch_bytes = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
@@ -258,7 +258,7 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     return entries
 
 
-def _of_a_step(run: Updates, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
+def of_a_step(run: Updates, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
     """Return the rows that one step learns from, and how many more only bring states up, at most."""
     size, recurrent = run.batch_size, loss.recurrent
     if not run.stored:
