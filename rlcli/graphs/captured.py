@@ -14,6 +14,7 @@ from rlcli.graphs.graph import Graph, Recorder, is_required
 
 PLAIN = 2  # calls before one is recorded: what allocates, compiles or chooses an algorithm does so in them
 MOST = 4  # graphs of one part: what comes in more shapes than that is called as it is
+NO_ROOM = "the device has no memory left for it"
 OTHER_BITS = "its replay gave other numbers than a plain call"
 
 
@@ -46,15 +47,24 @@ class Captured:
         if self._calls == PLAIN and not self.why:
             try:
                 self._graph = self._record(self._call)
-            except (RuntimeError, RlcliError) as error:  # torch's, of a capture, or ours around it; out of memory, too
+            except torch.OutOfMemoryError:
+                self.refuse(NO_ROOM)
+            except (RuntimeError, RlcliError) as error:  # torch's, of a capture, or ours around it
                 self.refuse(in_words(error))
 
     def _prove(self, graph: Graph) -> None:
         written = self._written()
-        before = [x.clone() for x in written]
+        try:
+            before, found = [x.clone() for x in written], [x.clone() for x in written]
+        except torch.OutOfMemoryError:
+            self._graph = None
+            self.refuse(NO_ROOM)
+            self._call()
+            return
         graph.replay()
-        found = [x.clone() for x in written]
         with torch.no_grad():
+            for x, now in zip(found, written, strict=True):
+                x.copy_(now)
             for x, was in zip(written, before, strict=True):
                 x.copy_(was)
         self._call()

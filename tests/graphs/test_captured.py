@@ -5,7 +5,7 @@ import torch
 from face import refused
 from standin import NotCapturable, StandIn
 
-from rlcli.graphs.captured import OTHER_BITS, PLAIN, Captured
+from rlcli.graphs.captured import NO_ROOM, OTHER_BITS, PLAIN, Captured
 
 
 def counted(call, written, record=StandIn.record):
@@ -39,6 +39,31 @@ def test_what_the_host_decided_is_noticed_and_the_call_stays_plain():
         captured()
     assert not captured.proven and captured.why == OTHER_BITS
     assert y[0] == sum(range(6))
+
+
+def no_room(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of ...")
+
+
+@pytest.mark.parametrize("when", ["recorded", "proven"])
+def test_a_device_without_room_for_a_graph_makes_plain_calls_and_says_so_once(when, monkeypatch):
+    y, recorded = torch.zeros(3), []
+
+    def record(call):
+        recorded.append(None)
+        if when == "recorded":
+            no_room()
+        monkeypatch.setattr(torch.Tensor, "clone", no_room)
+        return StandIn.record(call)
+
+    captured, _ = counted(lambda: y.add_(1), [y], record)
+    for _ in range(PLAIN + 1):
+        captured()
+    monkeypatch.undo()
+    for _ in range(3):
+        captured()
+    assert y.tolist() == [PLAIN + 4] * 3 and len(recorded) == 1
+    assert not captured.proven and captured.why == NO_ROOM
 
 
 CALLS = {
