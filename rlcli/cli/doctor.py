@@ -7,11 +7,12 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlcli import __version__
 from rlcli.cli.flags import read
 from rlcli.config.installed import EXTRAS, gymnasium_problem, install
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, in_words
 from rlcli.processes.memory import free_memory, limits, size
 from rlcli.processes.process import cores
 from rlcli.runs.provenance import ALWAYS, LISTED, version_of
@@ -81,9 +82,11 @@ def _devices() -> Iterator[str]:
 
     yield f"  {'cpu':<24} torch threads by default: {torch.get_num_threads()}; runs choose their own (threads=auto)"
     if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            card = torch.cuda.get_device_properties(index)
-            yield f"  {f'cuda:{index}':<24} {card.name}, {card.total_memory / 2**30:.0f} GiB"
+        triton, cudnn = version_of("triton") or "not installed", torch.backends.cudnn.version() or "not there"
+        yield f"  {'cuda':<24} CUDA {torch.version.cuda}, cuDNN {cudnn}, Triton {triton}"
+        for device in (torch.device("cuda", index) for index in range(torch.cuda.device_count())):
+            free, total = map(size, torch.cuda.mem_get_info(device))
+            yield f"  {device!s:<24} {torch.cuda.get_device_name(device)}, {free} free of {total}; {_graphs(device)}"
     else:
         built = torch.version.cuda
         yield f"  {'cuda':<24} {'no device found' if built else 'this torch is a CPU build'}"
@@ -91,3 +94,19 @@ def _devices() -> Iterator[str]:
         yield f"  {'mps':<24} {'available' if torch.backends.mps.is_available() else 'not available'}"
     there = [name for name in ("gloo", "nccl", "mpi") if getattr(torch.distributed, f"is_{name}_available")()]
     yield f"  {'torch.distributed':<24} {', '.join(there)}"
+
+
+def _graphs(device: Any) -> str:
+    """Record an operation and replay it; say how that went."""
+    import torch
+
+    from rlcli.graphs.graph import recorder_of
+
+    record = recorder_of(device)
+    assert record is not None
+    try:
+        x = torch.zeros(1, device=device)
+        record(lambda: x.add_(1)).replay()
+    except RuntimeError as error:
+        return f"no graphs: {in_words(error)}"
+    return "graphs are recorded and replayed" if x.item() == 1 else f"no graphs: one of 0 + 1 gave {x.item():g}"

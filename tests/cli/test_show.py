@@ -335,6 +335,36 @@ def test_doctor_names_versions_and_what_to_install(rlcli):
         assert word in out
 
 
+def test_doctor_names_the_gpu_and_tries_a_graph_there(rlcli, monkeypatch):
+    import torch
+
+    from rlcli.graphs import graph
+
+    def out_of_order(call):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    class Graph:
+        def __init__(self, call):
+            self.replay = call
+
+    here = {"is_available": lambda: True, "device_count": lambda: 1, "get_device_name": lambda device: "NVIDIA H100"}
+    for name, answer in (here | {"mem_get_info": lambda device: (3 << 30, 79 << 30)}).items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    zeros, device = torch.zeros, torch.device("cpu")
+    monkeypatch.setattr(torch, "zeros", lambda *shape, **_: zeros(*shape, device=device))
+    records = {
+        Graph: "graphs are recorded and replayed",
+        out_of_order: "no graphs: OutOfMemoryError: CUDA out of memory.",
+        lambda call: Graph(lambda: None): "no graphs: one of 0 + 1 gave 0",
+    }
+    for record, said in records.items():
+        monkeypatch.setattr(graph, "recorder_of", lambda device, record=record: record)
+        _, out, _ = rlcli("doctor")
+        (line,) = (line for line in out.splitlines() if "cuda:0" in line)
+        assert line.split(maxsplit=1)[1] == f"NVIDIA H100, 3.0 GiB free of 79 GiB; {said}"
+        assert all(word in out for word in ("CUDA ", "cuDNN ", "Triton "))
+
+
 def test_an_older_gymnasium_is_one_sentence_with_who_asked_for_it_and_what_to_type(rlcli, monkeypatch):
     from importlib import metadata
     from types import SimpleNamespace
