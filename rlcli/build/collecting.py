@@ -13,6 +13,7 @@ from rlcli.build.collector import build_collector, devices, serve_as_rank
 from rlcli.build.device_auto import settled
 from rlcli.build.env import build_env, env_of_run
 from rlcli.build.env_mode import NONE, First
+from rlcli.build.policy import load_libraries
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.trained_run import acting_policy
 from rlcli.build.workload import workload_of
@@ -93,6 +94,7 @@ def collection_of(
     collector = build_collector(cfg, env, policy, stored_keys(cfg, observed, policy))
     reporter = reporter_of(cfg, run, stop, verb="collect", observed=observed, resume_at=resume_at)
     reporter.memory.process = process
+    load_libraries(cfg, policy)
     kind: dict[str, Any] = {
         "env": cfg.env.id, "seed": cfg.seed, "envs": collector.envs, "next_obs": cfg.memory.next_obs
     }  # fmt: skip

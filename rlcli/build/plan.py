@@ -21,7 +21,7 @@ from rlcli.build.collector import build_collector, in_this_process
 from rlcli.build.device_auto import settled
 from rlcli.build.env import build_env, lanes_of
 from rlcli.build.init_rows import count_init_rows
-from rlcli.build.policy import choose_threads
+from rlcli.build.policy import choose_threads, load_libraries
 from rlcli.build.ranks import ranks_of, share_of
 from rlcli.build.trained_run import policy_to_look_at
 from rlcli.build.workload import envs_of, workload_of
@@ -92,6 +92,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
             networks, built = networks + grown(before), resident()
             if isinstance(cfg, Config):
                 load_kernels(cfg, algorithm_of(cfg))
+            load_libraries(cfg, policy)
             if wants_tensorboard(cfg.logger.kind):
                 load_tensorboard()
             compiled = grown(built)

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from rlcli.build.collector import shares_meanwhile
+from rlcli.build.collector import devices, shares_meanwhile
 from rlcli.build.ranks import ranks_of
 from rlcli.config import registry
 from rlcli.config.choices import collect, learn
 from rlcli.config.option import as_choice
-from rlcli.config.schemas import CollectConfig
+from rlcli.config.schemas import CollectConfig, Config
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
+from rlcli.graphs.host import is_elsewhere
 from rlcli.keys import unravel
 from rlcli.modules import ActorCritic, build_actor_critic, recurrent
 from rlcli.modules.build import RECURRENT
@@ -102,10 +103,29 @@ def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
         return cfg.threads
     if policy is None:
         return 1
-    rows = getattr(getattr(cfg, "sampler", None), "batch_size", cfg.env.num)
+    here = {name for name, device in devices(cfg).items() if device is None or not is_elsewhere(device)}
+    rows = cfg.env.num if "policy_device" in here else 0
+    if isinstance(cfg, Config) and "train_device" in here:
+        rows = cfg.sampler.batch_size
     largest = max((p.numel() for p in policy.parameters() if p.ndim > 1), default=0)
-    convolves = any(isinstance(m, torch.nn.Conv2d) for m in policy.modules())
-    return cores_to_spare(cfg, cores()) if convolves or largest * rows > WORTH_A_THREAD else 1
+    spared = rows and (_convolves(policy) or largest * rows > WORTH_A_THREAD)
+    return cores_to_spare(cfg, cores()) if spared else 1
+
+
+def _convolves(policy: ActorCritic) -> bool:
+    return any(isinstance(m, torch.nn.Conv2d) for m in policy.modules())
+
+
+def load_libraries(cfg: CollectConfig, policy: ActorCritic | None) -> None:
+    """Load what a GPU's first product, and convolution, take of libraries, so that plans and timings hold it."""
+    if policy is None:
+        return
+    for device in {devices(cfg)[name] for name in ("policy_device", "train_device")}:
+        if device is not None and is_elsewhere(device):
+            x = torch.ones(1, 1, 1, 1, device=device)
+            torch.mm(x[0, 0], x[0, 0])
+            if _convolves(policy):
+                torch.conv2d(x, x)
 
 
 def cores_to_spare(cfg: CollectConfig, there: int) -> int:

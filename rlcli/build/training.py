@@ -15,7 +15,7 @@ from rlcli.build.collector import TRAIN_AS_RANK, devices, serve_as_rank
 from rlcli.build.device_auto import settled
 from rlcli.build.env import build_evaluation_env, env_of_run
 from rlcli.build.env_mode import NONE, First
-from rlcli.build.policy import choose_threads
+from rlcli.build.policy import choose_threads, load_libraries
 from rlcli.build.ranks import introduced, share_of
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.workload import workload_of
@@ -182,6 +182,7 @@ def learner_of(
 
     def memory(init_rows: int) -> Expected:
         load_kernels(cfg, algorithm)  # now, not inside the first batch's timing
+        load_libraries(cfg, policy)
         learning = Learning(policy, update.loss, estimator, algorithm.rebuilt(estimator, env))
         work = workload_of(cfg, collector.rows(), init_rows)
         return expected(work, collector, learning, imported, 0 if buffer is None else buffer.ring.nbytes)

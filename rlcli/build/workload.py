@@ -110,5 +110,6 @@ def _updates(cfg: Config) -> Updates:
         device=str(devices(cfg)["train_device"] or "cpu"), draws=draws(cfg),
         stored=off_policy or draws(cfg) == "slices", off_policy=off_policy, batch_size=s.batch_size,
         num_slices=s.num_slices, slice_len=s.slice_len, slices=slices_of(cfg), burn_in=s.burn_in,
-        strict_length=s.strict_length, num_chunks=cfg.value.num_chunks, recompute=cfg.memory.recurrent_recompute,
+        graphs=cfg.device.graphs != "off" and not cfg.optim.compile, strict_length=s.strict_length,
+        num_chunks=cfg.value.num_chunks, recompute=cfg.memory.recurrent_recompute,
     )  # fmt: skip

@@ -39,8 +39,9 @@ def places_of(run: Workload, plan: Plan, limit: int | None = None) -> list[Memor
     for device in sorted({entry.device for entry in plan.entries} - {"", "cpu", "disk", "meta"}):
         if device.startswith("cuda") and torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info(device)  # this process has a context by now, and gives it back
-            need = GPU_PROCESS + bytes_on(plan.entries, device) + at_once(plan.peaks, device)
-            fits.append(MemoryFit(device, need, min(free + GPU_PROCESS, total), total))
+            held = torch.cuda.memory_reserved(device)  # cuBLAS's workspace: the stream that records has one, too
+            need = GPU_PROCESS + 2 * held + bytes_on(plan.entries, device) + at_once(plan.peaks, device)
+            fits.append(MemoryFit(device, need, min(free + GPU_PROCESS + held, total), total))
     return fits
 
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 VALUES, UPDATE = "values", "update"  # stages
-MINIBATCHES, SAMPLE = "minibatches", "sample"  # in the ledger
+MINIBATCHES, SAMPLE, GRAPHS = "minibatches", "sample", "graphs"  # in the ledger
 CPU, TRIED = torch.device("cpu"), 4 << 20  # numbers in the widths of all layers, for all rows: some 16 MiB
 # what libraries touch when they are first used, as measured: 5 to 20 MiB where something learns, 3 where nothing does
 WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
@@ -108,6 +108,7 @@ class Updates:
     slices: tuple[int, int]  # number and length
     burn_in: int
     strict_length: bool
+    graphs: bool  # where a device records any
     num_chunks: int | None  # of the value stage
     recompute: bool
 
@@ -250,6 +251,9 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     asked = (together, device, sequences, *places, *((key, x.shape, x.dtype) for key, x in columns.items()))
     if (peak := learning.updates.get(asked)) is None:
         peak = learning.updates[asked] = _counted(UPDATE, together, device, tried, places)
+    if run.graphs and device.startswith("cuda"):  # which share memory: the largest's, beside that of plain calls
+        pool = peak.bytes + bytes_held(columns)
+        entries.append(LedgerEntry(GRAPHS, "a minibatch, and all that a step makes", pool, device=device, peak=pool))
     apart = 0
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
@@ -285,7 +289,7 @@ def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema
         mode = "full" if KEEPS[mode] == CODED or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
 
-    peak_at = partial(stage_peak, estimator, rows, mode, flat=flat, unknown=unknown)
+    peak_at = partial(stage_peak, estimator, rows, mode, device=device, flat=flat, unknown=unknown)
     return _counted(VALUES, at_once, device, peak_at, [META] if flat or unknown else _places(estimator, rows))
 
 
@@ -329,7 +333,7 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
     """Return the most that one minibatch step holds: activations, their gradients, temporaries."""
     copied = copied_to(next(iter(columns.values())).device, loss)
     saved = watch_saved(copied)
-    with _asked(sequences), LiveBytes(reorders=device == "cpu") as live:
+    with _asked(sequences), LiveBytes(device=device) as live:
         total, terms = total_of(copied, columns)
         total.backward()
         del terms, total
@@ -382,6 +386,7 @@ def stage_peak(
     mode: str,
     place: torch.device = META,
     *,
+    device: str = "cpu",
     flat: bool = False,
     unknown: bool = False,
 ) -> Peak:
@@ -390,7 +395,7 @@ def stage_peak(
         stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)
         batch = batch.reshape(-1) if flat else batch
         ends = rows.lanes - 1 if flat else 0
-        with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes() as live:
+        with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes(device=device) as live:
             stage(batch)
         left = live.now  # the batch is alive, and with it what was written
     return Peak(VALUES, live.peak - left, max(live.kept - left, 0))

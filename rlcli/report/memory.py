@@ -125,8 +125,18 @@ class MemoryReport:
             | {"sampled": process.sampled}
             | ({"ranks": ranks} if ranks > 1 else {})
             | ({"planned": ranks * expected.total, **planned} if expected.total is not None else {}),
-            "devices": {f"{device} peak": max(self._stages.values(), default=0)} if device.type == "cuda" else {},
+            "devices": self._on_device() if device.type == "cuda" else {},
         }
+
+    def _on_device(self) -> dict[str, int]:
+        """Return what stages held at the most, what torch has taken for them and its graphs, and what all have."""
+        device, cuda = self.values.device, self.values.cuda
+        free, total = cuda.mem_get_info(device)
+        reserved = cuda.max_memory_reserved(device)
+        return {
+            f"{device} peak": max(self._stages.values(), default=0), f"{device} reserved, with graphs": reserved,
+            f"{device} in use, by all processes": total - free,
+        }  # fmt: skip
 
     def _resident(self) -> list[int]:
         """Return resident bytes, now and at the peak: of all ranks."""

@@ -10,8 +10,10 @@ import torch
 from face import algorithm_of, build_env, build_policy, configure, refused
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.algorithms.sac import _log_width
+from rlcli.build import policy as module
 from rlcli.config import registry
 from rlcli.errors import ConfigError
 from rlcli.modules import (
@@ -145,3 +147,42 @@ def test_a_critic_of_another_key_trains_with_a_limit_of_its_values():
     env = SimpleNamespace(full_observation_spec=spec, action_spec=Categorical(2))
     loss = algorithm.loss(policy, env)
     assert "worth" in loss.in_keys and "worth" not in algorithm.keys(loss, algorithm.estimator(policy), env)
+
+
+def placed(monkeypatch, acting, learning):
+    monkeypatch.setattr(module, "cores", lambda: 16)
+    places = {"policy_device": acting, "train_device": learning}
+    devices = {name: None if kind == "cpu" else torch.device(kind) for name, kind in places.items()}
+    monkeypatch.setattr(module, "devices", lambda cfg: devices)
+
+
+@pytest.mark.parametrize(
+    ("acting", "learning", "threads"), [("cpu", "cpu", 16), ("cuda:0", "cuda:0", 1), ("cpu", "cuda:0", 16)]
+)
+def test_threads_are_for_what_runs_on_the_cpu(monkeypatch, acting, learning, threads):
+    placed(monkeypatch, acting, learning)
+    convolves, small = nn.Conv2d(4, 8, 3), nn.Linear(4, 2)
+    cfg = configure("train", ["recipe=ppo_exact"])
+    assert module.choose_threads(cfg, ActorCritic(convolves, None)) == threads
+    assert module.choose_threads(cfg, ActorCritic(small, None)) == 1
+
+
+@pytest.mark.parametrize(
+    ("net", "operations"), [(nn.Conv2d(4, 8, 3), {"mm", "convolution"}), (nn.Linear(4, 2), {"mm"})]
+)
+def test_libraries_of_a_device_are_loaded_before_they_are_planned_and_timed(monkeypatch, net, operations):
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.add(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    cfg, names = configure("train", ["recipe=ppo_exact"]), set()
+    with Seen():
+        placed(monkeypatch, "cpu", "cpu")
+        module.load_libraries(cfg, ActorCritic(net, None))
+        assert not names
+        placed(monkeypatch, "meta", "meta")
+        module.load_libraries(cfg, None)
+        assert not names
+        module.load_libraries(cfg, ActorCritic(net, None))
+    assert names & {"mm", "convolution"} == operations

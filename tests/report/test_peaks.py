@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import rlcli
+from rlcli.report.memory import MemoryReport
 from rlcli.report.peaks import GIVEN_BACK, LargestPeak, LiveBytes
 
 
@@ -60,12 +61,28 @@ def test_on_meta_the_count_is_that_of_real_tensors(net, shape):
 
 def test_a_convolution_that_reorders_holds_more():
     conv, x = nn.Conv2d(1, 1, 3, device="meta"), torch.empty(1, 1, 8, 8, device="meta")
-    peaks = []
-    for reorders in (False, True):
-        with LiveBytes(reorders=reorders) as live:
-            conv(x).sum().backward()
-        peaks.append(live.peak)
-    assert peaks[1] > peaks[0]
+
+    def peak(device, backward=True):
+        with LiveBytes(device=device) as live:
+            y = conv(x).sum()
+            if backward:
+                y.backward()
+        return live.peak
+
+    assert peak("cuda:0") >= peak("cpu") > peak("meta")
+    assert peak("cuda:0", backward=False) > peak("cpu", backward=False) == peak("meta", backward=False)
+
+
+def test_a_report_says_what_torch_has_taken_of_a_device_and_what_all_have():
+    class Cuda:
+        mem_get_info = staticmethod(lambda device: (30, 80))
+        max_memory_reserved = staticmethod(lambda device: 20)
+
+    report = MemoryReport([], "full", values=LargestPeak(torch.device("cuda:0"), Cuda()))
+    report._stages["update"] = 15
+    said = {"cuda:0 peak": 15, "cuda:0 reserved, with graphs": 20, "cuda:0 in use, by all processes": 50}
+    assert said.items() <= report.summary()["devices"].items()
+    assert {(row.label, row.peak) for row in report.rows()} >= set(said.items())
 
 
 def test_what_stays_is_not_counted():
