@@ -19,6 +19,8 @@ from rlcli.report.ledger import Claims, Ledger, LedgerEntry, batch_entries, lear
 from rlcli.report.peaks import LargestPeak, ProcessPeak, device_peaks
 from rlcli.report.view import MemoryRow, memory_rows
 
+ON_DEVICE = "peak", "reserved, with graphs", "in use, by all processes"
+
 if TYPE_CHECKING:
     from rlcli.modules.recurrent.sequences import LargestSaved
 
@@ -129,14 +131,11 @@ class MemoryReport:
         }
 
     def _on_device(self) -> dict[str, int]:
-        """Return what stages held at the most, what torch has taken for them and its graphs, and what all have."""
+        """Return the most that stages held, what torch took for them and for graphs, and what all processes have."""
         device, cuda = self.values.device, self.values.cuda
         free, total = cuda.mem_get_info(device)
-        reserved = cuda.max_memory_reserved(device)
-        return {
-            f"{device} peak": max(self._stages.values(), default=0), f"{device} reserved, with graphs": reserved,
-            f"{device} in use, by all processes": total - free,
-        }  # fmt: skip
+        held = max(self._stages.values(), default=0), cuda.max_memory_reserved(device), total - free
+        return dict(zip((f"{device} {what}" for what in ON_DEVICE), held, strict=True))
 
     def _resident(self) -> list[int]:
         """Return resident bytes, now and at the peak: of all ranks."""

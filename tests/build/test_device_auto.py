@@ -59,7 +59,7 @@ def test_what_is_not_done_there_is_not_spoken_of(monkeypatch, gpu, verb, words, 
 
 
 def test_a_process_of_its_own_tries_both_sides():
-    found = tried(configure("train", ["recipe=ppo_exact"]), ("cpu", "cpu"))
+    found = tried([configure("train", ["recipe=ppo_exact"])] * 2)
     assert [device for device, _ in found] == ["cpu", "cpu"] and all(0 < seconds < 0.1 for _, seconds in found)
 
 
@@ -103,9 +103,8 @@ def test_without_a_gpu_nothing_is_measured_or_said(monkeypatch):
 def test_the_runs_own_objects_act_and_learn(monkeypatch, words, calls, seconds):
     made = []
 
-    def twice(call, wait):
+    def twice(call, device):
         made.append([call() for _ in range(2)])
-        wait()
         return 2.0
 
     monkeypatch.setattr(pace, "timed", twice)
@@ -114,7 +113,7 @@ def test_the_runs_own_objects_act_and_learn(monkeypatch, words, calls, seconds):
     assert seconds is None or found == pytest.approx(seconds)
 
 
-def test_a_round_waits_for_what_it_has_ordered(monkeypatch):
+def test_a_round_on_a_gpu_waits_for_what_it_has_ordered(monkeypatch):
     now, said = [0.0], []
     monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
 
@@ -122,12 +121,21 @@ def test_a_round_waits_for_what_it_has_ordered(monkeypatch):
         now[0] += 0.03
         said.append("call")
 
-    def wait():
+    def wait(device):
         now[0] += 0.04  # of a queue
         said.append("wait")
 
-    assert pace.timed(call, wait) == pytest.approx((4 * 0.03 + 0.04) / 4)
-    assert said[:5] == ["call"] * 4 + ["wait"] and said.count("wait") == 1 + pace.ROUNDS
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    assert pace.timed(call, torch.device("cuda:0")) == pytest.approx((4 * 0.03 + 0.04) / 4)
+    assert said.index("wait") == pace.WARM + 4 and said.count("wait") == pace.ROUNDS
+    said.clear()
+    assert pace.timed(call, torch.device("cpu")) == pytest.approx(0.03) and "wait" not in said
+
+
+def test_nothing_is_tried_where_workers_act_and_nobody_learns(monkeypatch, gpu):
+    monkeypatch.setattr(device_auto, "chosen", never)
+    words = ["policy=mlp", "collector=multi_sync", "collector.num_workers=2"]
+    assert settled(configure("collect", words))[0].device.kind == "auto"
 
 
 def test_what_was_chosen_is_kept(monkeypatch, tmp_path):

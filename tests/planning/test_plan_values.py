@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 import rlcli
-from rlcli.build.pace import _still
+from rlcli.build.pace import still
 from rlcli.build.plan import learning_of
 from rlcli.build.workload import workload_of
 from rlcli.collectors.schema import RowSchema
@@ -154,10 +154,10 @@ def test_rows_of_one_call():
 
 def test_convolutions_of_a_value_stage_hold_more_on_a_gpu():
     cfg = configure("train", [*PONG, "collector.frames_per_batch=1024", "env.num=8"])
-    with _still(cfg) as env:
-        policy = build_policy(cfg, env)
-        learning, keep = learning_of(cfg, env, policy)
-        rows = build_collector(cfg, env, policy, keep).rows(8, 128)
+    env = still(cfg)
+    policy = build_policy(cfg, env)
+    learning, keep = learning_of(cfg, env, policy)
+    rows = build_collector(cfg, env, policy, keep).rows(8, 128)
     here, there = (stage_peak(learning.estimator, rows, "exact", device=device).bytes for device in ("cpu", "cuda:0"))
     assert there / here == pytest.approx(1.45, abs=0.01), "as it was measured on an H100"
 
@@ -165,22 +165,22 @@ def test_convolutions_of_a_value_stage_hold_more_on_a_gpu():
 def test_a_graph_keeps_a_minibatch_and_what_a_step_makes(monkeypatch):
     """Beside what plain calls take, and CUDA's context, and a workspace of each of two streams."""
     cfg = configure("train", ["recipe=ppo_exact"])
-    with _still(cfg) as env:
-        policy = build_policy(cfg, env)
-        learning, keep = learning_of(cfg, env, policy)
-        collector = build_collector(cfg, env, policy, keep)
-        run = workload_of(cfg)
+    env = still(cfg)
+    policy = build_policy(cfg, env)
+    learning, keep = learning_of(cfg, env, policy)
+    collector = build_collector(cfg, env, policy, keep)
+    run = workload_of(cfg)
 
-        def planned(device, graphs=True):
-            there = dataclasses.replace(run, updates=dataclasses.replace(run.updates, device=device, graphs=graphs))
-            _, entries, peaks = tensors_of(there, collector, learning)
-            update = next(peak for peak in peaks if peak.stage == "update")
-            return [entry for entry in entries if entry.component == "graphs"], update.bytes
+    def planned(device, graphs=True):
+        there = dataclasses.replace(run, updates=dataclasses.replace(run.updates, device=device, graphs=graphs))
+        _, entries, peaks = tensors_of(there, collector, learning)
+        update = next(peak for peak in peaks if peak.stage == "update")
+        return [entry for entry in entries if entry.component == "graphs"], update.bytes
 
-        assert planned("cpu")[0] == planned("cuda:0", graphs=False)[0] == []
-        (pool,), step = planned("cuda:0")
-        rows = cfg.sampler.batch_size
-        assert pool.device == "cuda:0" and step + rows * 20 < pool.bytes < step + rows * 100
+    assert planned("cpu")[0] == planned("cuda:0", graphs=False)[0] == []
+    (pool,), step = planned("cuda:0")
+    rows = cfg.sampler.batch_size
+    assert pool.device == "cuda:0" and step + rows * 20 < pool.bytes < step + rows * 100
     plan = rlcli.plan(["recipe=ppo_exact"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
