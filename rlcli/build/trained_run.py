@@ -23,7 +23,7 @@ from rlcli.config.option import leaves
 from rlcli.config.problem import spell
 from rlcli.config.resolved import from_dict, settings, to_dict
 from rlcli.config.run_files import RUN
-from rlcli.config.schemas import CollectConfig, Config
+from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, DamagedDataError
@@ -109,8 +109,8 @@ def check_imports(run: Run) -> None:
 
 
 def config_of(data: dict[str, Any]) -> Config:
-    """Return the typed configuration of a saved training run."""
-    return cast(Config, from_dict("train", data))
+    """Return the typed configuration of a saved training run, whose policy is built on the CPU wherever it learned."""
+    return dataclasses.replace(cast(Config, from_dict("train", data)), device=DeviceConfig(kind="cpu"))
 
 
 def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCritic:

@@ -1,12 +1,16 @@
 """device=auto: both sides are timed with the run's own objects, the faster is taken, said and kept."""
 
+import contextlib
+
 import pytest
 import torch
-from face import configure, open_run
+from face import build_env, build_policy, configure, open_run
 
 from rlcli.build import device_auto, pace, resume, train
 from rlcli.build.device_auto import chosen, settled, tried
+from rlcli.build.trained_run import config_of
 from rlcli.config import installed
+from rlcli.config.resolved import to_dict
 
 TINY = [
     "recipe=ppo_exact", "total_frames=256", "collector.frames_per_batch=128", "sampler.batch_size=64", "console=off",
@@ -130,6 +134,15 @@ def test_a_round_on_a_gpu_waits_for_what_it_has_ordered(monkeypatch):
     assert said.index("wait") == pace.WARM + 4 and said.count("wait") == pace.ROUNDS
     said.clear()
     assert pace.timed(call, torch.device("cpu")) == pytest.approx(0.03) and "wait" not in said
+
+
+def test_a_policy_that_learned_on_a_gpu_is_built_anywhere(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(installed, "torch_has_cuda", lambda: True)
+        data = to_dict(configure("train", [*TINY, "device=cuda"]))
+    cfg = config_of(data)
+    with contextlib.closing(build_env(cfg.env, num=1)) as env:
+        assert build_policy(cfg, env).actor is not None
 
 
 def test_nothing_is_tried_where_workers_act_and_nobody_learns(monkeypatch, gpu):
