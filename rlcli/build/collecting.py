@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from rlcli.build.algorithm import build_policy
-from rlcli.build.collector import build_collector, devices, serve_as_rank
-from rlcli.build.device_auto import settled
+from rlcli.build.collector import build_collector, devices, serve_as_rank, settled_device
 from rlcli.build.env import build_env, env_of_run
-from rlcli.build.env_mode import NONE, First
+from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import load_libraries
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.trained_run import acting_policy
@@ -61,10 +60,11 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
         On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
     """
     serve_as_rank(cfg)
+    cfg, placed = settled_device(cfg)
     cfg, chosen, first = settled(cfg)
     with contextlib.closing(first), new_run(to_dict(cfg), "collect", overrides) as (run, stop):
         with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
-            collection = collection_of(cfg, run, stop, first=first, chosen=chosen)
+            collection = collection_of(cfg, run, stop, first=first, chosen=[*placed, *chosen])
         with collection.reporter:
             fill(collection)
     return run

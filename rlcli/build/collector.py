@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,6 +44,7 @@ from rlcli.processes.process import cores
 from rlcli.runs import random_streams
 
 _RAYS_SHARE = 0.3  # of free memory, which Ray's store is by itself
+C = TypeVar("C", bound=CollectConfig)
 SLICED = 16  # every so many states are kept where slices are drawn
 
 
@@ -208,10 +209,19 @@ def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
     return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}
 
 
+def settled_device(cfg: C) -> tuple[C, list[str]]:
+    """Return a new run's configuration with what `device=auto` came to, where there is a GPU, and why in a line."""
+    if cfg.device.kind != "auto" or not torch.cuda.is_available():
+        return cfg, []
+    from rlcli.build.device_auto import chosen
+
+    return chosen(cfg)
+
+
 def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
     """Return where each stage runs; None for env and storage is the CPU without a stamp on tensordicts."""
     d = cfg.device
-    kind = "cpu" if d.kind == "auto" else d.kind  # `device_auto` has taken another where that is faster
+    kind = "cpu" if d.kind == "auto" else d.kind  # `settled_device` has said where another is faster
     here = None if kind == "cpu" else accelerator() if kind == "split" else kind
     chosen = {
         "env_device": d.env_device,

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from rlcli.build import env_mode
-from rlcli.build.env_mode import First
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.validate import validate
 from rlcli.processes.channel import Closed, packed, unpacked
@@ -25,32 +23,24 @@ SAID = 100_000  # frames
 C = TypeVar("C", bound=CollectConfig)
 
 
-def settled(cfg: C) -> tuple[C, list[str], First]:
-    """Do as `env_mode.settled` does, and decide `device=auto` where there is a GPU and something to do for it."""
-    lines = []
-    if cfg.device.kind == "auto" and torch.cuda.is_available() and work_for(cfg):
-        kind, line = chosen(cfg)
-        cfg, lines = _on(cfg, kind), [line]
-    found, more, first = env_mode.settled(cfg)
-    return found, [*lines, *more], first
+def chosen(cfg: C) -> tuple[C, list[str]]:
+    """Return the configuration with the device to take, and why in a line; as it is where nothing is to be done."""
+    acts = cfg.collector.kind == "sync" and cfg.policy.kind != "random"  # workers act on the CPU
+    work = " and ".join(["acting"] * acts + ["learning"] * isinstance(cfg, Config))
+    if not work:
+        return cfg, []
+    device, why = _faster(cfg, work)
+    return _on(cfg, torch.device(device).type), [f"device=auto -> {device}: {why}"]
 
 
-def work_for(cfg: CollectConfig) -> str:
-    """Say what a run's own process does by a policy; workers act on the CPU."""
-    acts = cfg.collector.kind == "sync" and cfg.policy.kind != "random"
-    return " and ".join(["acting"] * acts + ["learning"] * isinstance(cfg, Config))
-
-
-def chosen(cfg: CollectConfig) -> tuple[str, str]:
-    """Return the kind of the device to take, and why in a line."""
+def _faster(cfg: CollectConfig, work: str) -> tuple[str, str]:
     if against := [problem for problem in validate(_on(cfg, "cuda")) if problem not in {*validate(cfg)}]:
-        return "cpu", f"device=auto -> cpu: {against[0].what}"
+        return "cpu", against[0].what
     found = tried([_on(cfg, kind) for kind in ("cpu", "cuda")])
     if isinstance(found, str):
-        return "cpu", f"device=auto -> cpu: the GPU could not be tried: {found}"
+        return "cpu", f"the GPU could not be tried: {found}"
     (least, taken), (more, other) = sorted((seconds, device) for device, seconds in found)
-    figures = f"{SAID * least:,.1f} s per {SAID:,} frames of {work_for(cfg)} against {SAID * more:,.1f} s on {other}"
-    return torch.device(taken).type, f"device=auto -> {taken}: {figures}"
+    return taken, f"{SAID * least:,.1f} s per {SAID:,} frames of {work} against {SAID * more:,.1f} s on {other}"
 
 
 def tried(runs: Sequence[CollectConfig]) -> list[tuple[str, float]] | str:

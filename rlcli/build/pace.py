@@ -77,7 +77,7 @@ def pace(cfg: CollectConfig) -> tuple[str, float]:
 
 
 def _step(cfg: Config, collector: BaseCollector, learning: Learning, device: torch.device) -> Callable[[], object]:
-    """Return a step on a minibatch of zeros, as the run will make it."""
+    """Return a step on zeros."""
     asked, loss, estimator = workload_of(cfg).updates, learning.loss, learning.estimator
     assert asked is not None
     rows, _ = of_a_step(asked, collector.rows(cfg.env.num, steps_of(cfg.collector.frames_per_batch, cfg.env.num)), loss)
@@ -107,8 +107,6 @@ def timed(call: Callable[[], object], device: torch.device) -> float:
 
 
 class _Still(gym.Env):
-    """Show always the same."""
-
     def __init__(self, like: gym.Env) -> None:
         self.observation_space, self.action_space = like.observation_space, like.action_space
         self.shown, _ = like.reset(seed=0)

@@ -17,9 +17,9 @@ import torch
 
 from rlcli.build.algorithm import algorithm_of, load_kernels
 from rlcli.build.collecting import stored_keys
-from rlcli.build.collector import build_collector, in_this_process
-from rlcli.build.device_auto import settled
+from rlcli.build.collector import build_collector, in_this_process, settled_device
 from rlcli.build.env import build_env, lanes_of
+from rlcli.build.env_mode import settled
 from rlcli.build.init_rows import count_init_rows
 from rlcli.build.policy import choose_threads, load_libraries
 from rlcli.build.ranks import ranks_of, share_of
@@ -69,7 +69,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
     RlcliError
         The env or the policy cannot be made: the run would say the same.
     """
-    cfg, _, tried = settled(cfg)
+    cfg, _, tried = settled(settled_device(cfg)[0])
     tried.close()
     whole, cfg = cfg, share_of(cfg, 0)
     gc.collect()

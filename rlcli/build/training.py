@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unused
-from rlcli.build.collector import TRAIN_AS_RANK, devices, serve_as_rank
-from rlcli.build.device_auto import settled
+from rlcli.build.collector import TRAIN_AS_RANK, devices, serve_as_rank, settled_device
 from rlcli.build.env import build_evaluation_env, env_of_run
-from rlcli.build.env_mode import NONE, First
+from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads, load_libraries
 from rlcli.build.ranks import introduced, share_of
 from rlcli.build.report import notes, reporter_of
@@ -49,6 +48,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
     serve_as_rank(cfg)
+    cfg, placed = settled_device(cfg)
     cfg, chosen, first = settled(cfg)
     with (
         contextlib.closing(first),
@@ -57,7 +57,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     ):
         with stop.at_once(lambda: f"Start it with: {start_command(run, same_folder=True)}"):
             ranks = start_ranks(cfg, run, stack)
-            learner = learner_of(cfg, run, stop, first=first, chosen=chosen, ranks=ranks)
+            learner = learner_of(cfg, run, stop, first=first, chosen=[*placed, *chosen], ranks=ranks)
         with learner.reporter:
             if learner.copy_rows is not None:
                 learner.init_rows = learner.copy_rows()  # a resumed run has them

@@ -97,7 +97,7 @@ def _devices() -> Iterator[str]:
 
 
 def _graphs(device: Any) -> str:
-    """Record an operation and replay it; say how that went."""
+    """Say how it went to record an operation."""
     import torch
 
     from rlcli.graphs.graph import recorder_of

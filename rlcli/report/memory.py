@@ -131,7 +131,6 @@ class MemoryReport:
         }
 
     def _on_device(self) -> dict[str, int]:
-        """Return the most that stages held, what torch took for them and for graphs, and what all processes have."""
         device, cuda = self.values.device, self.values.cuda
         free, total = cuda.mem_get_info(device)
         held = max(self._stages.values(), default=0), cuda.max_memory_reserved(device), total - free

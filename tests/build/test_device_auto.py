@@ -7,7 +7,8 @@ import torch
 from face import build_env, build_policy, configure, open_run
 
 from rlcli.build import device_auto, pace, resume, train
-from rlcli.build.device_auto import chosen, settled, tried
+from rlcli.build.collector import settled_device
+from rlcli.build.device_auto import chosen, tried
 from rlcli.build.trained_run import config_of
 from rlcli.config import installed
 from rlcli.config.resolved import to_dict
@@ -46,7 +47,7 @@ def never(*_):
 )
 def test_the_faster_side_is_taken_and_both_figures_are_said(monkeypatch, gpu, cpu, cuda, kind, line):
     monkeypatch.setattr(device_auto, "tried", lambda *_: [("cpu", cpu), ("cuda:0", cuda)])
-    cfg, lines, _ = settled(configure("train", TINY))
+    cfg, lines = settled_device(configure("train", TINY))
     assert cfg.device.kind == kind and lines == [f"device=auto -> {line}"]
 
 
@@ -59,7 +60,7 @@ def test_the_faster_side_is_taken_and_both_figures_are_said(monkeypatch, gpu, cp
 )
 def test_what_is_not_done_there_is_not_spoken_of(monkeypatch, gpu, verb, words, what):
     monkeypatch.setattr(device_auto, "tried", lambda *_: [("cpu", 1.0), ("cuda:0", 2.0)])
-    assert f"frames of {what} against" in chosen(configure(verb, words))[1]
+    assert f"frames of {what} against" in chosen(configure(verb, words))[1][0]
 
 
 def test_a_process_of_its_own_tries_both_sides():
@@ -68,26 +69,26 @@ def test_a_process_of_its_own_tries_both_sides():
 
 
 def test_a_gpu_that_cannot_be_used_is_not_taken(gpu):
-    cfg, (line,), _ = settled(configure("train", TINY))
+    cfg, (line,) = settled_device(configure("train", TINY))
     assert cfg.device.kind == "cpu"
     assert line.startswith("device=auto -> cpu: the GPU could not be tried: ") and "no CUDA GPU is visible" in line
 
 
 def test_what_cannot_run_on_a_gpu_is_not_tried_there(monkeypatch, gpu):
     monkeypatch.setattr(device_auto, "tried", never)
-    kind, line = chosen(configure("train", ["recipe=ppo_gru", "policy.recurrent_backend=cpu"]))
-    assert kind == "cpu" and "policy.recurrent_backend=cpu does not run on device=cuda" in line
+    cfg, (line,) = chosen(configure("train", ["recipe=ppo_gru", "policy.recurrent_backend=cpu"]))
+    assert cfg.device.kind == "cpu" and "policy.recurrent_backend=cpu does not run on device=cuda" in line
 
 
 @pytest.mark.parametrize("words", [["device=cpu"], ["device=cuda"]])
 def test_a_device_that_is_named_is_not_asked_for(monkeypatch, gpu, words):
     monkeypatch.setattr(device_auto, "chosen", never)
-    assert settled(configure("train", [*TINY, *words]))[0].device.kind == words[0].partition("=")[2]
+    assert settled_device(configure("train", [*TINY, *words]))[0].device.kind == words[0].partition("=")[2]
 
 
 def test_without_a_gpu_nothing_is_measured_or_said(monkeypatch):
     monkeypatch.setattr(device_auto, "chosen", never)
-    cfg, lines, _ = settled(configure("train", TINY))
+    cfg, lines = settled_device(configure("train", TINY))
     assert cfg.device.kind == "auto" and lines == []
 
 
@@ -146,16 +147,16 @@ def test_a_policy_that_learned_on_a_gpu_is_built_anywhere(monkeypatch):
 
 
 def test_nothing_is_tried_where_workers_act_and_nobody_learns(monkeypatch, gpu):
-    monkeypatch.setattr(device_auto, "chosen", never)
+    monkeypatch.setattr(device_auto, "tried", never)
     words = ["policy=mlp", "collector=multi_sync", "collector.num_workers=2"]
-    assert settled(configure("collect", words))[0].device.kind == "auto"
+    assert settled_device(configure("collect", words))[0].device.kind == "auto"
 
 
 def test_what_was_chosen_is_kept(monkeypatch, tmp_path):
     words = [*TINY, f"run.dir={tmp_path}/run"]
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "is_available", lambda: True)
-        patched.setattr(device_auto, "chosen", lambda cfg: ("cpu", "device=auto -> cpu: as it was measured"))
+        patched.setattr(device_auto, "tried", lambda runs: [("cpu", 1e-4), ("cuda:0", 2e-4)])
         run = train(configure("train", words), words)
     assert run.config["device"]["kind"] == "cpu"
     monkeypatch.setattr(device_auto, "chosen", never)
