@@ -77,7 +77,6 @@ def pace(cfg: CollectConfig) -> tuple[str, float]:
 
 
 def _step(cfg: Config, collector: BaseCollector, learning: Learning, device: torch.device) -> Callable[[], object]:
-    """Return a step on zeros."""
     asked, loss, estimator = workload_of(cfg).updates, learning.loss, learning.estimator
     assert asked is not None
     rows, _ = of_a_step(asked, collector.rows(cfg.env.num, steps_of(cfg.collector.frames_per_batch, cfg.env.num)), loss)

@@ -11,7 +11,6 @@ from rlcli.config.problem import raise_all, spell, unknown
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run the verb."""
     return answer(BENCHES, words)
 
 

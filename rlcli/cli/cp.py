@@ -28,7 +28,6 @@ _FLAG = r" (--import|--recipe-dir) ('[^']*'|\S+)"
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run the verb."""
     if (args := read("cp", words, USAGE, "words*")) is None:
         return 0
     if len(args.words) != 2:

@@ -19,7 +19,6 @@ from rlcli.runs.provenance import ALWAYS, LISTED, version_of
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run the verb."""
     usage = "usage: rlcli doctor\n\nVersions, cores, memory, devices and extras of this machine.\n"
     if (args := read("doctor", words, usage, "words*")) is None:
         return 0

@@ -30,7 +30,6 @@ usage: rlcli eval RUN [--episodes 20] [--stochastic] [--seed N] [--max-steps N] 
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run the verb."""
     args = read(
         "eval", words, USAGE, "path", "words*", "--stochastic",
         episodes={"type": int, "default": 20}, seed={"type": int}, max_steps={"type": int}, video={},

@@ -39,7 +39,6 @@ buffer. A run's best checkpoint stays, and so do runs that are going, were stopp
 
 
 def inspect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli inspect`."""
     if (args := read("inspect", words, INSPECT, "path", "--json", trajectory={"type": int})) is None:
         return 0
     if args.path is None:
@@ -63,7 +62,6 @@ def inspect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def verify(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli verify`."""
     if (args := read("verify", words, VERIFY, "paths*")) is None:
         return 0
     if len(args.paths) != 1:
@@ -85,7 +83,6 @@ def verify(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def prune(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli prune`."""
     if (args := read("prune", words, PRUNE, "paths*", "--yes")) is None:
         return 0
     from rlcli.processes.memory import size

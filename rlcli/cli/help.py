@@ -39,7 +39,6 @@ flags
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run the verb."""
     asked = [word for word in words if word not in ("-h", "--help")]
     if not asked or asked == ["help"]:
         print(HELP)

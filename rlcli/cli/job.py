@@ -29,7 +29,6 @@ def flags_of(verb: str) -> Flags:
 
 
 def start(verb: str, cfg: Any, overrides: list[str]) -> Any:
-    """Run one job."""
     with loading(quiet=cfg.console.kind == "off"):
         job = getattr(import_module("rlcli.build"), verb)
     return job(cfg, overrides)
@@ -113,7 +112,6 @@ done stay. Several processes may do so at a time: each job is run by one. --job 
 
 
 def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli resume`."""
     if (
         args := read("resume", words, RESUME, "path", "overrides*", "--force", rest="overrides", job={"type": int})
     ) is None:

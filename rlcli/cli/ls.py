@@ -51,7 +51,6 @@ WHAT = ("recipes", "runs", "envs", "wrappers", "transforms", *CHOSEN)
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run the verb."""
     args = read(
         "ls", words, USAGE, "listings*", "--json",
         since={"type": _moment}, env={}, recipe={}, status={},

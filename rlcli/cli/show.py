@@ -45,7 +45,6 @@ Exit code 5 where it does not fit.
 
 
 def show(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli show`."""
     if (args := looked_at("show", words, SHOW, "--why", "--components")) is None:
         return 0
     if args.components and args.why:
@@ -126,7 +125,6 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def plan(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run `rlcli plan`."""
     if (args := looked_at("plan", words, PLAN, "--json", limit={"metavar": "SIZE"})) is None:
         return 0
     try:

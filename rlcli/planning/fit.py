@@ -199,7 +199,6 @@ def _stored_in_ram(plan: Plan) -> int:
 
 
 def _of_stages(run: Workload, updates: Updates, plan: Plan, over: int) -> Iterator[Sequence[Change]]:
-    """Return what is held for a moment."""
     peaks = {peak.stage: peak for peak in plan.peaks}
     if VALUES in peaks and (values := peaks[VALUES].bytes):
         now = updates.num_chunks or 1
@@ -242,12 +241,10 @@ def _scaled(size: int, nbytes: int, over: int) -> int:
 
 
 def _rounded(number: float) -> int:
-    """Round down, to two figures."""
     return int(number // _unit(int(number)) * _unit(int(number)))
 
 
 def _unit(number: int) -> int:
-    """Return the unit of the second figure."""
     return 10 ** max(0, len(str(number)) - 2)
 
 

@@ -143,7 +143,6 @@ def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[NetworkLayer]:
 
 # ---- printed ---------------------------------------------------------------------------------------------------------
 def show_plan(plan: Plan) -> None:
-    """Print a plan."""
     console = page(piped=100)
     console.print(_title(plan), style="bold")
     for table in _tables(plan):

@@ -118,7 +118,6 @@ class ProcessPeak:
         self.peak, self.sampled = self.now, True
 
     def read(self) -> None:
-        """Ask the system."""
         self.now, mark = process_memory()
         self.sampled = self.sampled and mark <= self._mark
         self.peak = max(self.peak, self.now if self.sampled else mark)
