@@ -229,8 +229,9 @@ def flat(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tuple[
 
 
 def _is_choice_alone(schema: type, group: str) -> bool:
-    """Say whether a group is nothing but its choice, as `console` and `logger`: that may be chosen anew."""
-    return {key for key in leaves(schema) if key.startswith(f"{group}.")} <= {f"{group}.kind", f"{group}.kwargs"}
+    """Say whether a choice brings no keys of its own, as of `console`, `logger` and `device`: it may be made anew."""
+    keys = {key for key in leaves(schema) if key.startswith(f"{group}.")}
+    return group not in CHOICES or keys <= {f"{group}.kind", f"{group}.kwargs"}
 
 
 def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple[str, Any]], list[Problem]]:

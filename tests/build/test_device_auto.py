@@ -4,14 +4,16 @@ import contextlib
 
 import pytest
 import torch
-from face import build_env, build_policy, configure, open_run
+from face import build_env, build_policy, configure, open_run, refused
 
-from rlcli.build import device_auto, pace, resume, train
+import rlcli
+from rlcli.build import collector, device_auto, pace, resume, train
 from rlcli.build.collector import settled_device
 from rlcli.build.device_auto import chosen, tried
 from rlcli.build.trained_run import config_of
 from rlcli.config import installed
 from rlcli.config.resolved import to_dict
+from rlcli.errors import ConfigError
 
 TINY = [
     "recipe=ppo_exact", "total_frames=256", "collector.frames_per_batch=128", "sampler.batch_size=64", "console=off",
@@ -144,6 +146,22 @@ def test_a_policy_that_learned_on_a_gpu_is_built_anywhere(monkeypatch):
     cfg = config_of(data)
     with contextlib.closing(build_env(cfg.env, num=1)) as env:
         assert build_policy(cfg, env).actor is not None
+
+
+def test_a_run_that_was_put_on_a_gpu_goes_on_without_one_and_says_what_changed(monkeypatch, tmp_path):
+    words = [*TINY, f"run.dir={tmp_path}/run"]
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        patched.setattr(installed, "torch_has_cuda", lambda: True)
+        patched.setattr(device_auto, "tried", lambda runs: [("cpu", 2e-4), ("cuda:0", 1e-4)])
+        patched.setattr(collector, "resolve", lambda name: None)  # it runs here all the same
+        run = train(configure("train", words), words)
+    assert run.config["device"]["kind"] == "cuda"
+    assert rlcli.load(run.path).actor is not None
+    refused(ConfigError, "device=cuda device=cpu", lambda: resume(run.path))
+    refused(ConfigError, "'cuda' 'cpu' --force", lambda: resume(run.path, ["device=cpu"]))
+    run = resume(run.path, ["device=cpu", "total_frames=512"], force=True)
+    assert run.summary["frames"] == 512 and run.info["resumed"][-1]["changed"]["device.kind"] == ["cuda", "cpu"]
 
 
 def test_nothing_is_tried_where_workers_act_and_nobody_learns(monkeypatch, gpu):

@@ -76,6 +76,13 @@ def test_a_group_that_is_nothing_but_its_choice_is_chosen_anew_by_its_name(choic
     assert from_dict("collect", {}, ["logger=none"]).logger.kind == "none"
 
 
+@pytest.mark.parametrize("word", ["device=cpu", "device.kind=cpu"])
+def test_a_device_is_chosen_anew_and_keeps_what_else_was_said_of_it(word):
+    saved = {"device": {"kind": "cuda", "train_device": "cuda:1", "graphs": "off"}}
+    device = from_dict("train", saved, [word]).device
+    assert (device.kind, device.train_device, device.graphs) == ("cpu", "cuda:1", "off")
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
