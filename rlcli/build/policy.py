@@ -103,13 +103,17 @@ def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
         return cfg.threads
     if policy is None:
         return 1
-    here = {name for name, device in devices(cfg).items() if device is None or not is_elsewhere(device)}
-    rows = cfg.env.num if "policy_device" in here else 0
-    if isinstance(cfg, Config) and "train_device" in here:
-        rows = cfg.sampler.batch_size
+    rows = next((rows for device, rows in _work(cfg) if not is_elsewhere(device)), 0)
     largest = max((p.numel() for p in policy.parameters() if p.ndim > 1), default=0)
     spared = rows and (_convolves(policy) or largest * rows > WORTH_A_THREAD)
     return cores_to_spare(cfg, cores()) if spared else 1
+
+
+def _work(cfg: CollectConfig) -> list[tuple[torch.device, int]]:
+    """Return where this process learns and acts, and of how many rows at a time."""
+    places, cpu = devices(cfg), torch.device("cpu")
+    learns = [(places["train_device"] or cpu, cfg.sampler.batch_size)] if isinstance(cfg, Config) else []
+    return [*learns, *[(places["policy_device"] or cpu, cfg.env.num)] * (cfg.collector.kind == "sync")]
 
 
 def _convolves(policy: ActorCritic) -> bool:
@@ -120,8 +124,8 @@ def load_libraries(cfg: CollectConfig, policy: ActorCritic | None) -> None:
     """Load what a GPU's first product, and convolution, take of libraries, so that plans and timings hold it."""
     if policy is None:
         return
-    for device in {devices(cfg)[name] for name in ("policy_device", "train_device")}:
-        if device is not None and is_elsewhere(device):
+    for device, _ in _work(cfg):
+        if is_elsewhere(device):
             x = torch.ones(1, 1, 1, 1, device=device)
             torch.mm(x[0, 0], x[0, 0])
             if _convolves(policy):

@@ -185,4 +185,8 @@ def test_libraries_of_a_device_are_loaded_before_they_are_planned_and_timed(monk
         module.load_libraries(cfg, None)
         assert not names
         module.load_libraries(cfg, ActorCritic(net, None))
-    assert names & {"mm", "convolution"} == operations
+        assert names & {"mm", "convolution"} == operations
+        names.clear()
+        apart = configure("collect", ["policy=mlp", "collector=multi_sync"])
+        module.load_libraries(apart, ActorCritic(net, None))
+        assert not names, "workers act on the CPU"
