@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -53,25 +54,19 @@ class Captured:
                 self.refuse(in_words(error))
 
     def _prove(self, graph: Graph) -> None:
-        written = self._written()
-        try:
-            before, found = [x.clone() for x in written], [x.clone() for x in written]
-        except torch.OutOfMemoryError:
-            self._graph = None
-            self.refuse(NO_ROOM)
-            self._call()
-            return
-        graph.replay()
+        written, before, found = self._written(), list[Tensor](), list[Tensor]()
+        with contextlib.suppress(torch.OutOfMemoryError):  # nothing is found then, which is said below
+            before += [x.clone() for x in written]
+            graph.replay()
+            found += [x.clone() for x in written]
         with torch.no_grad():
-            for x, now in zip(found, written, strict=True):
-                x.copy_(now)
-            for x, was in zip(written, before, strict=True):
+            for x, was in zip(written, before, strict=False):
                 x.copy_(was)
         self._call()
-        self.proven = all(map(same_bits, found, written))
+        self.proven = bool(found) and all(map(same_bits, found, written))
         if not self.proven:
             self._graph = None
-            self.refuse(OTHER_BITS)
+            self.refuse(OTHER_BITS if found else NO_ROOM)
 
     def refuse(self, why: str) -> None:
         """Make plain calls from now on; raise where graphs are required."""

@@ -45,24 +45,25 @@ def no_room(*_):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of ...")
 
 
-@pytest.mark.parametrize("when", ["recorded", "proven"])
+@pytest.mark.parametrize("when", ["recorded", "held", "found"])
 def test_a_device_without_room_for_a_graph_makes_plain_calls_and_says_so_once(when, monkeypatch):
-    y, recorded = torch.zeros(3), []
+    y, recorded, clone, clones = torch.zeros(3), [], torch.Tensor.clone, []
+
+    def crowded(x):
+        clones.append(None)
+        return clone(x) if when == "found" and len(clones) == 1 else no_room()
 
     def record(call):
         recorded.append(None)
-        if when == "recorded":
-            no_room()
-        monkeypatch.setattr(torch.Tensor, "clone", no_room)
-        return StandIn.record(call)
+        graph = no_room() if when == "recorded" else StandIn.record(call)
+        monkeypatch.setattr(torch.Tensor, "clone", crowded)
+        return graph
 
     captured, _ = counted(lambda: y.add_(1), [y], record)
-    for _ in range(PLAIN + 1):
+    for _ in range(6):
         captured()
     monkeypatch.undo()
-    for _ in range(3):
-        captured()
-    assert y.tolist() == [PLAIN + 4] * 3 and len(recorded) == 1
+    assert y.tolist() == [6] * 3 and len(recorded) == 1
     assert not captured.proven and captured.why == NO_ROOM
 
 
