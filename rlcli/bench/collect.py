@@ -182,7 +182,7 @@ def check(
         if not torch.equal(side["next_obs"][:-1][inside], side["obs"][1:][inside]):
             raise NumericsError(f"{name} stored rows that do not follow each other", where=label)
         with torch.no_grad():
-            td = ours.select().reshape(-1)[:0].newempty(side["obs"].shape[:2]).set("observation", side["obs"])
+            td = ours.select().reshape(-1)[:0].new_empty(side["obs"].shape[:2]).set("observation", side["obs"])
             for key_here, key in also.items():
                 td.set(key, side[key_here])
             law = pair.actor.get_dist(td)
