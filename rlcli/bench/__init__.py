@@ -61,7 +61,6 @@ BENCHES = Benches(
     "rlcli.bench",
     {
         "collect": "frames a second against hand-written loops, bare envs and other frameworks",
-        "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
         "workers": "envs in processes against other frameworks'; the best split of an env's work",
         "train": "wall time of a whole PPO, DQN or SAC run against SB3, the same hyper-parameters",
         "start": "how long the command line takes to answer",

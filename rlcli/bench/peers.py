@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import nn
 
 
 # ---- a batch of N envs in one process, with the same sizes of nets ---------------------------------------------------
@@ -41,29 +40,6 @@ def torchrl_actor(env: Any) -> Any:
         TensorDictModule(net, in_keys=["observation"], out_keys=["logits"]), in_keys=["logits"],
         spec=env.action_spec, distribution_class=OneHotCategorical, return_log_prob=True,
     )  # fmt: skip
-
-
-def torchrl_recurrent_collector(env_id: str, lanes: int, steps: int, units: int) -> Callable[[], object]:
-    """Return torchrl's Collector with its GRUModule between two layers."""
-    from tensordict.nn import TensorDictModule, TensorDictSequential
-    from torchrl.collectors import Collector
-    from torchrl.envs import Compose, GymEnv, InitTracker, SerialEnv, TransformedEnv
-    from torchrl.modules import GRUModule, OneHotCategorical, ProbabilisticActor
-
-    gru = GRUModule(input_size=units, hidden_size=units, in_key="encoded", out_key="hidden")
-    bare = SerialEnv(lanes, lambda: GymEnv(env_id))
-    env = TransformedEnv(bare, Compose(InitTracker(), gru.make_tensordict_primer()))
-    observed, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
-    encoder = nn.Sequential(nn.Linear(observed, units), nn.Tanh())
-    core = TensorDictSequential(
-        TensorDictModule(encoder, in_keys=["observation"], out_keys=["encoded"]), gru,
-        TensorDictModule(nn.Linear(units, actions), in_keys=["hidden"], out_keys=["logits"]),
-    )  # fmt: skip
-    actor = ProbabilisticActor(
-        core, in_keys=["logits"], spec=env.action_spec, distribution_class=OneHotCategorical, return_log_prob=True
-    )
-    collector = iter(Collector(env, actor, frames_per_batch=lanes * steps, total_frames=-1))
-    return lambda: next(collector)
 
 
 def sb3_collector(env_id: str, lanes: int, steps: int) -> Callable[[], object]:
@@ -149,18 +125,6 @@ def _dqn(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _sac(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "SAC", {**_stored(settings), "learning_starts": min(100, settings["total_frames"] // 2)}
-
-
-# ---- rows of a buffer ------------------------------------------------------------------------------------------------
-def torchrl_bytes(rows: TensorDictBase) -> float:
-    """Return bytes of one of these rows `[N]` in torchrl's tensor storage."""
-    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-
-    logging.getLogger("torchrl").setLevel(logging.WARNING)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(len(rows)), batch_size=1)
-    buffer.extend(rows)
-    stored = buffer[: len(rows)]
-    return sum(x.nbytes for x in stored.values(True, True) if isinstance(x, Tensor)) / len(rows)
 
 
 # ---- envs in worker processes: stepped, or collected from ------------------------------------------------------------

@@ -30,27 +30,25 @@ class Setting(NamedTuple):
 Settings = Mapping[str, Setting]
 Defaults = Mapping[str, Mapping[str, Any]]  # value of one setting -> defaults of others
 
-_ENV = Setting("CartPole-v1", "the env, by its gymnasium id", is_env=True)
+ENV = Setting("CartPole-v1", "the env, by its gymnasium id", is_env=True)
 ROUNDS = Setting(9, "number of timed rounds; medians are reported", MIN_ROUNDS)
 THREADS = Setting(1, "torch's threads", 1, 1024)
 HIDDEN = Setting([64, 64], "sizes of the hidden layers", 1, 2**16)
 
 SETTINGS: dict[str, Settings] = {
     "collect": {
-        "env.id": _ENV._replace(meaning=f"{_ENV.meaning}: vectors observed, discrete actions"),
+        "env.id": ENV._replace(meaning=f"{ENV.meaning}: vectors observed, discrete actions"),
         "continuous": Setting("HalfCheetah-v5", "a second env, with box actions; continuous= leaves it out"),
-        "envpool": Setting("CartPole-v1", "one of envpool's, stepped 8, 64 and 512 at a time; envpool= leaves it out"),
         "frames_per_batch": Setting(2048, "frames that a side collects in a round, over all envs", 64, 10**8),
         "rounds": ROUNDS,
         "threads": THREADS,
         "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
-        "faces": Setting(True, "measure tensordict policies, bookkeeping and dict observations too"),
     },
     "train": {
         "algo": Setting(
             "ppo", "what is trained; dqn and sac have defaults of their own", choices=("ppo", "dqn", "sac")
         ),
-        "env.id": _ENV,
+        "env.id": ENV,
         "env.num": Setting(8, "envs that are stepped in turns", 1, 2**16),
         "total_frames": Setting(100_000, "frames of a run", 1),
         "collector.frames_per_batch": Setting(256, "frames of a batch, over all envs", 1, 10**8),
@@ -66,17 +64,6 @@ SETTINGS: dict[str, Settings] = {
         "rounds": Setting(7, "runs of every side; medians over them are reported", MIN_ROUNDS),
         "threads": THREADS,
         "peers": Setting(True, "run SB3 too, where it is installed"),
-    },
-    "memory": {
-        "games": Setting("Pong,Breakout,MsPacman,SpaceInvaders", "Atari games, random play; games= leaves them out"),
-        "frames": Setting(4000, "frames of each game", 1000, 10**7),
-        "trained": Setting(True, "train a CartPole policy and store its play as RGB pictures"),
-        "batch_size": Setting(256, "rows of a sample whose time is compared", 1, 10**5),
-        "recipes": Setting("ppo_exact", "recipes that are run to compare with their plan; recipes= leaves them out"),
-        "calls": Setting(5, "samples that a side draws in a round", 1, 10**6),
-        "rounds": ROUNDS,
-        "threads": THREADS,
-        "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "workers": {
         "env.id": Setting(

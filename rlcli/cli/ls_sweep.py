@@ -10,12 +10,12 @@ from datetime import timedelta
 from statistics import mean, stdev
 from typing import Any
 
-from rlcli.cli.run_table import facts
+from rlcli.cli.run_table import aligned, facts
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.runs.sweep import Sweep, open_sweep
 
 _COLUMNS = ("job", "differs", "state", "frames", "return", "frames/s", "peak", "time")
-_LEFT = ("differs", "state")
+_FIGURES = ("job", "frames", "return", "frames/s", "peak", "time")
 _EVERY = 2.0  # seconds between two looks
 _HEAD = "job,folder,"  # of a table in a file
 
@@ -31,19 +31,19 @@ def list_sweep(path: str, csv_file: str | None) -> None:
         from rich.live import Live
         from rich.text import Text
 
-        with Live(Text("\n".join(_lines(rows))), auto_refresh=False) as live:
+        with Live(Text("\n".join(lines_of(rows))), auto_refresh=False) as live:
             while any(row["state"] == "running" for row in rows):
                 time.sleep(_EVERY)
                 rows = jobs_of(sweep)
-                live.update(Text("\n".join(_lines(rows))), refresh=True)
+                live.update(Text("\n".join(lines_of(rows))), refresh=True)
         return
-    for line in _lines(rows):
+    for line in lines_of(rows):
         print(line)
 
 
 def jobs_of(sweep: Sweep) -> list[dict[str, Any]]:
     """Return of each job its number, run folder, state, figures and the overrides in which it differs from others."""
-    common = set.intersection(*(set(job.words) for job in sweep.jobs))
+    common = set.intersection(*(set(sweep.typed(job)) for job in sweep.jobs))
     rows = []
     for job in sweep.jobs:
         try:
@@ -62,13 +62,9 @@ def jobs_of(sweep: Sweep) -> list[dict[str, Any]]:
     return rows
 
 
-def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a heading, a line a job, and the mean return of jobs that differ in their seeds alone."""
-    table = [_COLUMNS, *(tuple(_spelled(row, name) for name in _COLUMNS) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        cells = zip(_COLUMNS, line, widths, strict=True)
-        yield "  ".join(x.ljust(width) if name in _LEFT else x.rjust(width) for name, x, width in cells).rstrip()
+    yield from aligned([_COLUMNS, *([_spelled(row, name) for name in _COLUMNS] for row in rows)], _FIGURES)
     states = [row["state"] for row in rows]
     yield ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     alike: dict[str, list[float]] = {}

@@ -1,11 +1,10 @@
-"""Runs as a table: what each is, how it went, its result; and the mean result of those that differ in their seeds."""
+"""Runs as a table: what each is, how it went, its result."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from statistics import mean, stdev
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +17,20 @@ COLUMNS = ("run", "recipe", "env", "seed", "status", "frames", "result", "time",
 FIGURES = ("seed", "frames", "result", "time")
 
 
-def table_of(those: Iterable[Mapping[str, Any]], common: Container[str] = ()) -> Iterator[str]:
-    """Yield a heading and a line for the `facts` of each run; overrides in `common` are left out."""
-    table = [COLUMNS, *(_row(one, common) for one in those)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        line = "  ".join(
-            text.rjust(width) if name in FIGURES else text.ljust(width)
-            for name, text, width in zip(COLUMNS, row, widths, strict=True)
-        )
-        yield f"  {line}".rstrip()
+def aligned(rows: Sequence[Sequence[str]], to_the_right: Container[str]) -> Iterator[str]:
+    """Yield rows of cells as lines of columns, the first row naming them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(rows[0], row, widths, strict=True)
+        yield "  ".join(x.rjust(width) if name in to_the_right else x.ljust(width) for name, x, width in cells).rstrip()
 
 
-def _row(one: Mapping[str, Any], common: Container[str] = ()) -> tuple[str, ...]:
-    given = " ".join(word for word in one["given"] if word not in common)
+def table_of(those: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a heading and a line for the `facts` of each run."""
+    yield from (f"  {line}" for line in aligned([COLUMNS, *map(_row, those)], FIGURES))
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
     frames, result, seconds = one["frames"], one["result"], one["time"]
     figures = (
         "" if frames is None else f"{frames:,}",
@@ -39,7 +38,7 @@ def _row(one: Mapping[str, Any], common: Container[str] = ()) -> tuple[str, ...]
         "" if seconds is None else str(timedelta(seconds=round(seconds))),
     )
     words = (one["recipe"] or "-", one["env"], one["seed"], one["status"])
-    return (one["run"], *(shorten(str(word), 40) for word in words), *figures, shorten(given, 60))
+    return (one["run"], *(shorten(str(word), 40) for word in words), *figures, shorten(" ".join(one["given"]), 60))
 
 
 def facts(run: Run) -> dict[str, Any]:
@@ -66,27 +65,6 @@ def facts(run: Run) -> dict[str, Any]:
         "peak": _part(_part(data, "memory"), "process").get("peak"),
         "overrides": [str(word) for word in info.get("overrides") or ()], "given": _given(run),
     }  # fmt: skip
-
-
-def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
-    """Yield the mean result and its sample standard deviation of finished runs that differ in their seeds alone."""
-    alike: dict[tuple[bool, tuple[str, ...]], list[float]] = {}
-    for one in map(facts, runs):
-        if one["status"] == "done" and one["result"] is not None:
-            names = (one["recipe"], one["env"], *(x for x in one["given"] if x not in common))
-            evaluated = one["result_of"] == "eval"  # else one failed, and the result is of training
-            alike.setdefault((evaluated, tuple(str(name) for name in names if name)), []).append(one["result"])
-    for of, kind in ((True, "the evaluation return"), (False, "the return of the last training episodes")):
-        groups = [(words, results) for (evaluated, words), results in alike.items() if evaluated is of]
-        if any(len(results) > 1 for _, results in groups):
-            yield f"mean +- sample standard deviation over n seeds of {kind}"
-        for words, results in groups:
-            if len(results) > 1:
-                yield f"  {' '.join(words)}: {mean(results):.4g} +- {stdev(results):.3g} over {len(results)} seeds"
-
-
-def shared(runs: Sequence[Run]) -> set[str]:
-    return set.intersection(*(set(_given(run)) for run in runs)) if runs else set()
 
 
 def _given(run: Run) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.cli.in_turn import InTurn, Start, run_one
-from rlcli.cli.run_table import facts, means, shared, table_of
+from rlcli.cli.ls_sweep import jobs_of, lines_of
 from rlcli.cli.side_by_side import SideBySide, number_of
 from rlcli.cli.slurm import check_slurm, submit
 from rlcli.config import registry
@@ -121,10 +121,8 @@ def _run(sweep: Sweep, start: Start, how: Any) -> None:
 
 
 def _conclude(sweep: Sweep, errors: Mapping[int, RlcliError]) -> None:
-    """Print the runs and the means over seeds; raise the first error, with their number."""
-    runs = [run for job in sweep.jobs if (run := sweep.run(job)) is not None]
-    common = shared(runs)
-    for line in (*table_of(map(facts, runs), common), *means(runs, common)) if runs else ():
+    """Print what became of each job, and the means over seeds; raise the first error, with their number."""
+    for line in lines_of(jobs_of(sweep)):
         print(line)
     for number, error in sorted(errors.items()):
         error.what = f"{len(errors)} of {len(sweep.jobs)} jobs failed; job {number}: {error.what}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.bench import Benches
-from rlcli.bench.settings import HIDDEN, ROUNDS, THREADS, Setting, Settings
+from rlcli.bench.settings import ENV, HIDDEN, ROUNDS, THREADS, Setting, Settings
 from rlcli.modules import ACTIVATIONS
 
 ABOUT = {
@@ -17,9 +17,30 @@ ABOUT = {
     "ranks": "a PPO run of one process against the same run divided among the ranks of a learner",
     "cluster": "collecting by workers on Ray, gloo and RPC, beside local ones and peers; their bytes, their weights",
     "gpu": "what a GPU is given, part by part, beside hand-written graphs, SB3 and our own CPU runs",
+    "actors": "collecting by recurrent and other actors, with bookkeeping, dict observations, on envpool",
+    "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
 }
 SETTINGS: dict[str, Settings] = {
+    "actors": {
+        "env.id": ENV._replace(meaning=f"{ENV.meaning}: vectors observed, discrete actions"),
+        "envpool": Setting("CartPole-v1", "one of envpool's, stepped 8, 64 and 512 at a time; envpool= leaves it out"),
+        "frames_per_batch": Setting(2048, "frames that a side collects in a round, over all envs", 64, 10**8),
+        "rounds": ROUNDS,
+        "threads": THREADS,
+        "peers": Setting(True, "measure torchrl too, where it is installed"),
+    },
+    "memory": {
+        "games": Setting("Pong,Breakout,MsPacman,SpaceInvaders", "Atari games, random play; games= leaves them out"),
+        "frames": Setting(4000, "frames of each game", 1000, 10**7),
+        "trained": Setting(True, "train a CartPole policy and store its play as RGB pictures"),
+        "batch_size": Setting(256, "rows of a sample whose time is compared", 1, 10**5),
+        "recipes": Setting("ppo_exact", "recipes that are run to compare with their plan; recipes= leaves them out"),
+        "calls": Setting(5, "samples that a side draws in a round", 1, 10**6),
+        "rounds": ROUNDS,
+        "threads": THREADS,
+        "peers": Setting(True, "measure torchrl too, where it is installed"),
+    },
     "update": {
         "sampler.batch_size": Setting(256, "rows of a minibatch", 1, 10**8),
         "collector.frames_per_batch": Setting(2048, "rows of the batch", 2, 10**8),

@@ -1,10 +1,10 @@
-"""What the hand-written collectors of `rlcli bench collect` store."""
+"""What the hand-written collectors of the benches of collectors store."""
 
 import pytest
 import torch
 
-from rlcli.bench import collect_loops as by_hand
 from rlcli.vec_envs.make import GymRecipe
+from tests.bench import actors as by_hand
 
 
 def test_rows_that_envpool_spends_on_resets_are_not_counted():
@@ -27,7 +27,7 @@ def test_the_recurrent_loop_stores_the_state_that_each_step_began_with():
     rows = {key: torch.cat((before[key], stored[key])) for key in stored}
     over = rows["terminated"] | rows["truncated"]
     with torch.no_grad():
-        written = cell(encoder(rows["obs"].flatten(0, 1)), rows["state"].flatten(0, 1)).view(80, 3, 8)
-    expected = torch.where(over[..., None], 0.0, written)[:-1]
+        written = cell(encoder(rows["obs"].flatten(0, 1)), rows["state"].flatten(0, 2)).view(80, 3, 1, 8)
+    expected = torch.where(over[..., None, None], 0.0, written)[:-1]
     assert over.any() and torch.allclose(rows["state"][1:], expected, atol=1e-6)
     assert not rows["state"][0].any()

@@ -3,8 +3,8 @@
 import pytest
 from face import refused
 
-from rlcli.bench import BENCHES
 from rlcli.errors import ConfigError
+from tests.bench.settings import BENCHES
 
 
 @pytest.mark.parametrize(
@@ -13,13 +13,13 @@ from rlcli.errors import ConfigError
         ("memory", "recipes=ppo_exact,ppo_nothing", "ppo_nothing"),
         ("memory", "recipes=collect_random", "collect"),
         ("memory", "games=Pong,Pnog recipes=", "ALE/Pnog-v5"),
-        ("collect", "envpool=NoSuchEnv-v0", "NoSuchEnv-v0"),
+        ("actors", "envpool=NoSuchEnv-v0", "NoSuchEnv-v0"),
     ],
 )
 def test_a_mistake_is_answered_before_anything_is_measured(monkeypatch, name, words, said):
     pytest.importorskip({"games": "ale_py", "envpool": "envpool"}.get(words.partition("=")[0], "torch"))
-    for part in ("memory._cartpole", "collect._against_hand"):
-        monkeypatch.setattr(f"rlcli.bench.{part}", lambda *_, **__: pytest.fail("it was measured"))
+    for part in ("memory._cartpole", "actors._recurrent"):
+        monkeypatch.setattr(f"tests.bench.{part}", lambda *_, **__: pytest.fail("it was measured"))
     refused(ConfigError, said, lambda: BENCHES.measure(name, words.split()))
 
 

@@ -1,6 +1,7 @@
 """A sweep that is stopped says which jobs never ran, and what runs them runs exactly those."""
 
 import gc
+import itertools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from face import main
 
-from rlcli.cli.run_table import means
+from rlcli.cli.ls_sweep import lines_of
 from rlcli.errors import EnvError, NumericsError, StoppedSafely
 from rlcli.runs.folder import Run
 
@@ -212,13 +213,17 @@ def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypa
     code, out, err = rlcli(
         "train -m optim.lr=1,2 seed=1,2,3 value.gamma=0.9 env.kwargs.sutton_barto_reward=true hydra.sweep.dir=sw"
     )
-    table = out[out.index("  run ") :].splitlines()
-    assert [line.split()[0] for line in table[1:5]] == ["sw/0", "sw/1", "sw/3", "sw/4"]
-    assert table[4].endswith("optim.lr=2") and " 202 " in table[4]  # what all were given is not repeated
-    assert table[5:] == [
-        "mean +- sample standard deviation over n seeds of the evaluation return",
-        "  CartPole-v1 optim.lr=1: 101.5 +- 0.707 over 2 seeds",
-        "  CartPole-v1 optim.lr=2: 201.5 +- 0.707 over 2 seeds",
+    table = out[out.index("job  differs") :].splitlines()
+    assert [line.split()[:3] for line in table[1:7]] == [
+        [str(job), f"optim.lr={lr}", f"seed={seed}"]  # what all were given is not repeated
+        for job, (lr, seed) in enumerate(itertools.product((1, 2), (1, 2, 3)))
+    ]
+    assert table[5].split()[3:] == ["done", "10", "202", "eval"] and table[6].split()[3:] == ["waiting"]
+    assert table[7:] == [
+        "4 done, 2 waiting",
+        "mean return over seeds, and its 95 % interval (Student's t)",
+        "  optim.lr=1 (eval): 101.5 [95.15, 107.9] over 2 seeds",
+        "  optim.lr=2 (eval): 201.5 [195.1, 207.9] over 2 seeds",
     ]
     typed = r"optim\.lr=2 seed=2 value\.gamma=0\.9 env\.kwargs\.sutton_barto_reward=true"  # no ++, which Hydra needs
     assert re.search(rf"^job 4, 5 of 6 \(about [\d:]+ left\): {typed}$", out, re.M), out
@@ -312,20 +317,15 @@ def test_what_a_recipe_sweeps_over_may_be_nested_and_any_value(rlcli, started, t
     assert made == [(1, {"a": 3}, [8], None), (2, {"a": 3}, [8], None)]
 
 
-def test_a_mean_is_of_runs_that_are_done_and_of_results_of_one_kind(tmp_path):
-    ended = {
-        "a": {"status": "done", "evaluation": {"mean_return": 1.0}},
-        "b": {"status": "done", "evaluation": {"mean_return": 3.0}},
-        "failed": {"status": "failed", "learning": {"return": 500.0}},
-        "not evaluated": {"status": "done", "evaluation": {"error": "no"}, "learning": {"return": 500.0}},
-    }
-    for name, summary in ended.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text('{"env": "E", "overrides": []}')
-        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
-    (tmp_path / "failed" / "summary.json").write_text('{"torn')
-    _, line = means([Run(tmp_path / name) for name in ended])
-    assert line == "  E: 2 +- 1.41 over 2 seeds"
+def test_a_mean_is_of_jobs_that_are_done_and_of_results_of_one_kind():
+    ended = [("done", 1.0, "eval"), ("done", 3.0, "eval"), ("failed", 500.0, "train"), ("done", 500.0, "train")]
+    other = dict.fromkeys(("frames", "frames/s", "peak", "time"))
+    rows = [
+        {"job": i, "differs": f"seed={i}", "state": state, "return": x, "return_of": of, **other}
+        for i, (state, x, of) in enumerate(ended)
+    ]
+    *_, line = lines_of(rows)
+    assert line == "  (eval): 2 [-10.71, 14.71] over 2 seeds"
 
 
 def test_an_empty_mapping_takes_away_what_a_choice_gives_in_its_own_job_alone(rlcli, started):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tensordict import TensorDictBase
+from torch import Tensor
 
 
 def torchrl_buffer(
@@ -50,3 +51,12 @@ def arrays(batch: TensorDictBase) -> dict[str, Any]:
 
 def _name(key: Any) -> str:
     return key if isinstance(key, str) else "_".join(key)
+
+
+def torchrl_bytes(rows: TensorDictBase) -> float:
+    """Return bytes of one of these rows `[N]` in torchrl's tensor storage."""
+    if (buffer := torchrl_buffer(len(rows))) is None:
+        raise ImportError("torchrl")
+    buffer.extend(rows)
+    stored = buffer[: len(rows)]
+    return sum(x.nbytes for x in stored.values(True, True) if isinstance(x, Tensor)) / len(rows)

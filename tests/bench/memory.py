@@ -1,4 +1,4 @@
-"""`rlcli bench memory`: bytes of a stored step in every storage, what compressing costs in time, plans against runs.
+"""`python -m tests.bench memory`: bytes of a stored step in every storage, time to compress, plans against runs.
 
 What each storage gives back is compared with what was collected. Atari frames of the bars are of random play, stacked
 by four; beside them stand a paddle by rule, which has the long rallies of good play and is not learned (no Atari policy
@@ -18,7 +18,6 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from rlcli.bench.harness import Figure, Report, interleave, ratio, rlcli
-from rlcli.bench.peers import torchrl_bytes
 from rlcli.bench.settings import env_problems
 from rlcli.build.env import build_env
 from rlcli.collectors import Collector
@@ -27,6 +26,7 @@ from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuf
 from rlcli.data.storages import CompressedStorage
 from rlcli.errors import NumericsError
 from rlcli.keys import Key
+from tests.bench.peers.buffers import torchrl_bytes
 
 STACK = 4
 PART = 500
