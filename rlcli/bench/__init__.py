@@ -61,7 +61,7 @@ BENCHES = Benches(
     "rlcli.bench",
     {
         "collect": "frames a second against hand-written loops, bare envs and other frameworks",
-        "workers": "envs in processes against other frameworks'; the best split of an env's work",
+        "workers": "the best split of an env's work: in one process, in workers, in workers that act",
         "train": "wall time of a whole PPO, DQN or SAC run against SB3, the same hyper-parameters",
         "start": "how long the command line takes to answer",
     },

@@ -66,18 +66,13 @@ SETTINGS: dict[str, Settings] = {
         "peers": Setting(True, "run SB3 too, where it is installed"),
     },
     "workers": {
-        "env.id": Setting(
-            "", "an env whose best split is looked for, in place of all else; env.id= compares", is_env=True
-        ),
-        "env": Setting("gym", "with env.id: which kind it is", choices=("gym", "atari")),
+        "env.id": ENV,
+        "env": Setting("gym", "which kind it is", choices=("gym", "atari")),
         "env.num": Setting(8, "envs that are stepped together", 2, 10**4),
-        "policy": Setting("auto", "with env.id: the policy", choices=("auto", "random")),
-        "costs": Setting([6, 30, 100, 1000], "microseconds a step of envs that compute nothing else", 0, 10**6),
-        "pong": Setting("ALE/Pong-v5", "a real env for comparison; pong= leaves it out"),
+        "policy": Setting("auto", "the policy", choices=("auto", "random")),
         "seconds": Setting(0.1, "seconds per side and round, roughly", 0.001, 60),
         "rounds": ROUNDS,
         "threads": THREADS,
-        "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
     },
     "start": {"rounds": ROUNDS},
 }

@@ -1,184 +1,145 @@
-"""`rlcli bench workers`: envs stepped in worker processes, ours and others', and what several cores could give.
+"""`rlcli bench workers`: the best split of an env's work, in one process, workers that step, or that act as well.
 
-Ours are stepped as a run steps them, by a collector that stores every frame, with random actions; the others by their
-own `step`, and nothing is stored.  The floor is that of processes which step bare envs and do not speak to each other.
-With `env.id` it finds the best split of that env's work instead (`split.py`).
+Every candidate is a few overrides, and what they configure is what is timed: the run's own env, policy and collector.
+The report says why.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+import gymnasium as gym
 
-from rlcli.bench import peers, split
-from rlcli.bench.bare_envs import Independent, busy
-from rlcli.bench.harness import Report, Side, fill, ratio
-from rlcli.bench.settings import env_problems
-from rlcli.collectors import Collector, MultiSyncCollector
-from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
-from rlcli.errors import NumericsError
-from rlcli.modules import build_actor_critic
+from rlcli.bench.bare_envs import bare
+from rlcli.bench.harness import Figure, Report, Side, fill, ratio, shown
+from rlcli.build.collecting import collector_alone
+from rlcli.build.env_mode import chosen, tried
+from rlcli.config.compose import configure
 from rlcli.processes.process import cores
-from rlcli.vec_envs.make import GymRecipe
-from rlcli.vec_envs.workers import dealt
 
-CARTPOLE = "CartPole-v1"
-SERIAL, COLLECTOR = "rlcli serial", "rlcli collector"
-GYMNASIUM, SB3, TORCHRL, MULTI_SYNC = "gymnasium async", "SB3 subproc", "torchrl parallel", "torchrl 2 collectors"
-BARS = {GYMNASIUM: ">= 10", SB3: ">= 10", TORCHRL: ">= 40"}
-Ours = Collector | MultiSyncCollector
-AS_IN_A_RUN: dict[str, Any] = {"next_obs": "exact", "seed": 0, "track_traj_ids": False}  # each frame is stored once
-HELD, STEPS = 100, 128  # the env cost that has a bar, microseconds; the most steps of an env in one call of a side
+WORTH_IT = 1.05  # times as fast: what a less simple split must be
+ALONE, NATIVE, CALLING, APART, COLLECTING = "one process", "its own engine", "caller", "workers", "collectors"
+
+
+class Split(NamedTuple):
+    """A way to divide the work; `workers` beside the process that learns."""
+
+    kind: str
+    workers: int
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        if self.kind in (ALONE, NATIVE):
+            return self.kind
+        some = f"{self.workers} {'worker' if self.kind != COLLECTING else 'collector'}{'s' * (self.workers != 1)}"
+        return f"caller + {some}" if self.kind == CALLING else some
+
+
+def processes(num: int) -> list[int]:
+    """Return how many processes may share `num` envs: 2, 4, 8 ... up to one a core, two at least."""
+    most = max(2, min(cores(), num))
+    return [*(2**k for k in range(1, 20) if 2**k < most), most]
+
+
+def candidates(num: int, native: bool, more: int = 0) -> list[Split]:
+    """Return the splits to measure, the simplest first; `more`: processes beyond the cores, for envs that wait."""
+    plain = ("env.mode=native",) if native else ("env.mode=serial",)
+    splits = [Split(ALONE, 0, ("env.mode=serial",))]
+    if native:
+        splits.append(Split(NATIVE, 0, plain))
+    splits.append(Split(APART, 1, ("env.workers=1", "env.caller_steps=false")))
+    for count in [*processes(num), *([more] if more else [])]:
+        splits.append(Split(CALLING, count - 1, (f"env.workers={count - 1}", "env.caller_steps=true")))
+        splits.append(Split(APART, count, (f"env.workers={count}", "env.caller_steps=false")))
+        if count != more:
+            splits.append(Split(COLLECTING, count, ("collector=multi_sync", f"collector.num_workers={count}", *plain)))
+    return splits
 
 
 def measure(settings: dict[str, Any]) -> Report:
-    """Run the comparisons, in each of which the sides take turns; or, with `env.id`, find the best split."""
-    if settings["env.id"]:
-        return split.measure(settings)
-    report = Report("workers", settings, unit="step of one env")
-    _Comparison(report, GymRecipe(CARTPOLE), "CartPole").with_peers()
-    for cost in settings["costs"]:
-        _Comparison(report, busy(cost), f"{cost} us").with_floor(cost, ">= 0.9" if cost == HELD else "")
-    pong = settings["pong"]
-    if pong and (problems := env_problems(pong)):
-        report.notes.append(f"pong={pong} is left out: {problems[0]}")
-    elif pong:
-        _Comparison(report, GymRecipe(pong), pong.removeprefix("ALE/")).with_floor(250, ">= 0.9")
-    _Comparison(report, GymRecipe(CARTPOLE), "CartPole, 2x64 net").of_collectors()
-    report.notes.append(f"{settings['env.num']} envs, {cores()} cores")
-    report.notes.append("rlcli bench workers env.id=ENV finds the best split of the work of ENV")
+    """Time every split of `env.num` envs of `env.id` in turns; the notes say which to use, and why."""
+    report = Report("workers", settings, unit="frame")
+    num, words = settings["env.num"], [f"{key}={settings[key]}" for key in ("env", "env.id", "env.num", "policy")]
+    words.append(f"threads={settings['threads']}")
+    make, native, pace = tried(configure("collect", [*words, "env.mode=auto"]))
+    alone = _step_time(make)
+    steps = min(max(round(settings["seconds"] / (num * alone)), 16), 256)
+    asleep, _ = chosen(num, *pace)
+    splits = candidates(num, native, asleep if asleep > processes(num)[-1] else 0)
+    with ExitStack() as stack:
+        sides = {}
+        for split in splits:
+            given = [*words, *split.words, f"collector.frames_per_batch={num * steps}", f"total_frames={10**15}"]
+            collector = stack.enter_context(collector_alone(configure("collect", given)))
+            sides[split.name] = partial(next, iter(collector))
+        report.sides = fill(sides, settings["rounds"], settings["seconds"], num * steps)
+    report.ratios = [ratio(report.sides, ALONE, split.name) for split in splits[1:]]
+    crossing = _crossing(report.sides, num)
+    report.figures = [
+        Figure(f"a step of one {settings['env.id']}, nothing around it", alone * 1e6, "us"),
+        Figure(f"a step of {num} through a worker: more than in this process", crossing * 1e6, "us"),
+    ]
+    best = best_of(splits, report.sides)
+    report.notes += [reasons(best, splits, report.sides, settings["env.id"], num, alone, crossing)]
+    report.notes += [f"use: {' '.join(best.words)}"]
     return report
 
 
-def calling(workers: int) -> str:
-    """Return the name of a ParallelEnv whose caller steps a share of the envs beside so many workers."""
-    return f"rlcli caller + {apart(workers).removeprefix('rlcli ')}"
+def _step_time(make: Callable[[], gym.Env]) -> float:
+    step = bare(make, 1)
+    steps, took = 8, 0.0
+    while took < 0.1:
+        steps *= 2
+        began = time.perf_counter()
+        step(steps)
+        took = time.perf_counter() - began
+    return took / steps
 
 
-def apart(workers: int) -> str:
-    """Return the name of one whose caller waits."""
-    return f"rlcli {workers} worker{'s' * (workers != 1)}"
+def _crossing(sides: list[Side], num: int) -> float:
+    """Return the seconds more that a single worker's step of all envs takes: nothing is shared, only handed."""
+    by = {side.name: side for side in sides}
+    alone, handed = by[ALONE], by[Split(APART, 1, ()).name]
+    pairs = zip(handed.seconds, alone.seconds, strict=True)
+    return max(0.0, statistics.median(a / handed.per - b / alone.per for a, b in pairs) * num)
 
 
-def collecting(workers: int) -> str:
-    return f"rlcli {workers} collectors"
+def best_of(splits: list[Split], sides: list[Side]) -> Split:
+    """Return the simplest of those that are about as fast as the fastest."""
+    by = {side.name: side.median for side in sides}
+    fastest = min(by.values())
+    return next(split for split in splits if by[split.name] <= fastest * WORTH_IT)
 
 
-class _Comparison:
-    def __init__(self, report: Report, recipe: GymRecipe, label: str) -> None:
-        self.report, self.settings, self.recipe = report, report.settings, recipe
-        self.num = self.settings["env.num"]
-        self.label = label
-        self.make = partial(GymEnv, recipe, categorical_action_encoding=True, narrow=True)
-        self.shares = split.processes(self.num)
-        self.most = self.shares[-1]  # processes that step at the same time
-
-    # ---- what is compared ----------------------------------------------------------------------------------------
-    def with_peers(self) -> None:
-        """Our ways against other frameworks'."""
-        steps = STEPS
-        with ExitStack() as stack:
-            others = {GYMNASIUM: peers.gymnasium_async(CARTPOLE, self.num)}
-            stack.callback(others[GYMNASIUM].close)  # forked before there are pipes of ours that they would hold open
-            for name, make in {SB3: peers.sb3_subproc, TORCHRL: peers.torchrl_parallel}.items():
-                if peer := self.report.peer(name.split()[0], make, CARTPOLE, self.num):
-                    others[name] = peer
-                    stack.callback(peer.close)
-            sides = {name: partial(peer.step, steps) for name, peer in others.items()}
-            timed = self._timed(sides | self._ours(stack, steps), steps)
-            for name in others:
-                self._ratio(timed, name, calling(self.most - 1), BARS[name])
-                self._ratio(timed, name, apart(self.most))
-            self._ratio(timed, SERIAL, calling(self.most - 1))
-            self._keep(timed)
-
-    def with_floor(self, cost: int, bar: str) -> None:
-        """Our ways against processes that step the same bare envs and say nothing; a step costs about `cost` us."""
-        steps = min(max(round(self.settings["seconds"] * 1e6 / (self.num * max(cost, 1))), 16), STEPS)
-        with ExitStack() as stack:
-            floor = Independent(self.recipe, [len(part) for part in dealt(self.num, self.most)])
-            stack.callback(floor.close)
-            name = f"{self.most} bare processes"
-            sides = {name: partial(floor.step, steps)} | self._ours(stack, steps, self._in_workers(None, steps))
-            timed = self._timed(sides, steps)
-            self._ratio(timed, name, calling(self.most - 1), bar)
-            self._ratio(timed, name, apart(self.most))
-            self._ratio(timed, name, collecting(self.most))
-            self._ratio(timed, SERIAL, calling(self.most - 1))
-            self._keep(timed)
-
-    def of_collectors(self) -> None:
-        """Collectors in two workers that act with a policy."""
-        steps = STEPS
-        with ExitStack() as stack:
-            sides = {}
-            if peer := self.report.peer("torchrl", peers.torchrl_multi_sync, CARTPOLE, 2, self.num // 2, steps):
-                stack.callback(peer.close)
-                sides[MULTI_SYNC] = partial(peer.step, steps)
-            one = self.make()
-            actor = build_actor_critic(one.observation_spec, one.action_spec, hidden=(64, 64), generator=0).actor
-            collectors: dict[str, Ours] = {
-                COLLECTOR: self._collector(SerialEnv(self.num, self.make), actor, steps),
-                collecting(2): self._in_workers(actor, steps, 2),
-            }
-            sides |= self._rollouts(stack, collectors)
-            timed = self._timed(sides, steps)
-            if MULTI_SYNC in sides:
-                self._ratio(timed, MULTI_SYNC, collecting(2), ">= 15")
-            self._ratio(timed, COLLECTOR, collecting(2))
-            self._keep(timed)
-
-    # ---- ours ----------------------------------------------------------------------------------------------------
-    def _ours(self, stack: ExitStack, steps: int, in_workers: Ours | None = None) -> dict[str, Any]:
-        envs = {SERIAL: SerialEnv(self.num, self.make), apart(1): self._parallel(1, False)}
-        for shares in self.shares:
-            envs[calling(shares - 1)] = self._parallel(shares - 1, True)
-            envs[apart(shares)] = self._parallel(shares, False)
-        collectors: dict[str, Ours] = {name: self._collector(env, None, steps) for name, env in envs.items()}
-        if in_workers is not None:
-            collectors[collecting(self.most)] = in_workers
-        return self._rollouts(stack, collectors)
-
-    def _parallel(self, workers: int, caller_steps: bool) -> ParallelEnv:
-        return ParallelEnv(self.num, self.make, workers=workers, caller_steps=caller_steps)
-
-    def _collector(self, env: Any, policy: Any, steps: int) -> Collector:
-        return Collector(env, policy, frames_per_batch=self.num * steps, **AS_IN_A_RUN)
-
-    def _in_workers(self, policy: Any, steps: int, workers: int | None = None) -> MultiSyncCollector:
-        makers = [partial(SerialEnv, len(part), self.make) for part in dealt(self.num, workers or self.most)]
-        return MultiSyncCollector(makers, policy, frames_per_batch=self.num * steps, cat_results=0, **AS_IN_A_RUN)
-
-    def _rollouts(self, stack: ExitStack, collectors: dict[str, Ours]) -> dict[str, Any]:
-        """Return their ways to collect a batch, once all are seen to give the frames of the first."""
-        for collector in collectors.values():
-            stack.callback(collector.shutdown)
-        (first, collector), *others = collectors.items()
-        expected = collector.rollout()
-        for name, collector in others:
-            batch = collector.rollout()
-            for key in expected.keys(True, True):
-                rounded = key in ("logits", "sample_log_prob")  # of a product with as many rows as a process has envs
-                if not (torch.allclose if rounded else torch.equal)(expected[key], batch[key]):
-                    raise NumericsError(f"{name} collects other frames than {first}", where=f"{self.label}, {key}")
-        self.report.checks[
-            f"{self.label}: what {first.removeprefix('rlcli ')} and {len(others)} other ways collect"
-        ] = "equal"
-        return {name: collector.rollout for name, collector in collectors.items()}
-
-    # ---- the report ----------------------------------------------------------------------------------------------
-    def _timed(self, sides: dict[str, Any], steps: int) -> list[Side]:
-        return fill(sides, self.settings["rounds"], self.settings["seconds"], self.num * steps)
-
-    def _ratio(self, sides: list[Side], over: str, under: str, bar: str = "") -> None:
-        measured = ratio(sides, over, under, bar)
-        measured.over = f"{self.label}: {over}"
-        self.report.ratios.append(measured)
-
-    def _keep(self, sides: list[Side]) -> None:
-        for side in sides:
-            side.name = f"{self.label}: {side.name}"
-        self.report.sides += sides
+def reasons(
+    best: Split, splits: list[Split], sides: list[Side], env_id: str, num: int, alone: float, crossing: float
+) -> str:
+    by = {side.name: side.median for side in sides}
+    whole, times = by[ALONE] * num, by[ALONE] / by[best.name]
+    facts = (
+        f"A step of {env_id} takes {shown(alone)} by itself, one of {num} of them with the policy {shown(whole)} in one"
+        f" process, and {shown(crossing)} more where it is handed to a worker."
+    )
+    if best.kind == ALONE:
+        share = whole * (1 - 1 / processes(num)[-1])
+        other = min((split for split in splits if split.kind != ALONE), key=lambda split: by[split.name])
+        small = f", and {cores()} cores could save {shown(share)} at most" if crossing >= share / 2 else ""
+        why = f"The next best, {other.name}, is {by[ALONE] / by[other.name]:.2f} x as fast{small}."
+    elif best.kind == NATIVE:
+        why = f"Its own engine steps all {num} in one call: {times:.2f} x as fast."
+    elif best.kind == COLLECTING:
+        why = (
+            f"On {cores()} cores {best.workers} workers that also act are {times:.2f} x as fast:"
+            " they are spoken to once a batch, not once a step."
+        )
+    else:
+        sharers = best.workers + (best.kind == CALLING)
+        waits = ", since a step waits more than it computes" if sharers > processes(num)[-1] else ""
+        why = f"On {cores()} cores {sharers} processes that step a share each are {times:.2f} x as fast{waits}."
+    return f"{facts} {why}"

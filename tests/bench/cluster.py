@@ -13,11 +13,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from rlcli.bench.bare_envs import busy
 from rlcli.bench.harness import Figure, Report, ratio
 from rlcli.bench.harness import Side as Timed
 from rlcli.errors import NumericsError
 from rlcli.vec_envs.make import GymRecipe
+from tests.bench.bare_processes import busy
 from tests.bench.cluster_sides import (
     CARTPOLE,
     KINDS,

@@ -19,6 +19,7 @@ ABOUT = {
     "gpu": "what a GPU is given, part by part, beside hand-written graphs, SB3 and our own CPU runs",
     "actors": "collecting by recurrent and other actors, with bookkeeping, dict observations, on envpool",
     "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
+    "processes": "envs in processes against other frameworks', and against bare envs in processes that say nothing",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
 }
 SETTINGS: dict[str, Settings] = {
@@ -40,6 +41,15 @@ SETTINGS: dict[str, Settings] = {
         "rounds": ROUNDS,
         "threads": THREADS,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
+    },
+    "processes": {
+        "env.num": Setting(8, "envs that are stepped together", 2, 10**4),
+        "costs": Setting([6, 30, 100, 1000], "microseconds a step of envs that compute nothing else", 0, 10**6),
+        "pong": Setting("ALE/Pong-v5", "a real env for comparison; pong= leaves it out"),
+        "seconds": Setting(0.1, "seconds per side and round, roughly", 0.001, 60),
+        "rounds": ROUNDS,
+        "threads": THREADS,
+        "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
     },
     "update": {
         "sampler.batch_size": Setting(256, "rows of a minibatch", 1, 10**8),

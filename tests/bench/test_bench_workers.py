@@ -1,94 +1,31 @@
-"""The bench of workers compares ways that collect the same frames, and names the best split; times are not asserted."""
-
-from functools import partial
+"""The bench of workers names the best split of an env's work; times are not asserted."""
 
 import pytest
 
-from rlcli.bench import BENCHES, split, workers
-from rlcli.bench.bare_envs import Independent, bare, busy
+from rlcli.bench import BENCHES, workers
 from rlcli.bench.harness import Side
-from rlcli.bench.split import ALONE, APART, CALLING, COLLECTING, NATIVE, Split, best_of, candidates, processes, reasons
+from rlcli.bench.workers import (
+    ALONE,
+    APART,
+    CALLING,
+    COLLECTING,
+    NATIVE,
+    Split,
+    best_of,
+    candidates,
+    processes,
+    reasons,
+)
 from rlcli.config.compose import configure
-from rlcli.envs import GymEnv
-from rlcli.errors import NumericsError
-from rlcli.vec_envs.make import GymRecipe
 
 QUICK = ["seconds=0.001", "rounds=7", "env.num=2"]
-OURS = {workers.SERIAL, workers.calling(1), workers.apart(1), workers.apart(2)}
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(split, "cores", lambda: 2)
-    monkeypatch.setattr(workers, "STEPS", 8)
+    monkeypatch.setattr(workers, "cores", lambda: 2)
 
 
-def labelled(label, names):
-    return {f"{label}: {name}" for name in names}
-
-
-def test_every_way_is_compared_with_others_and_with_bare_envs():
-    pytest.importorskip("torchrl")
-    pytest.importorskip("stable_baselines3")
-    result = BENCHES.measure("workers", [*QUICK, "costs=[0,100]", "pong="]).as_dict()
-    in_workers = {*OURS, workers.collecting(2), "2 bare processes"}
-    assert {side["name"] for side in result["sides"]} == (
-        labelled("CartPole", {*OURS, *workers.BARS})
-        | labelled("0 us", in_workers)
-        | labelled("100 us", in_workers)
-        | labelled("CartPole, 2x64 net", {workers.COLLECTOR, workers.collecting(2), workers.MULTI_SYNC})
-    )
-    barred = {ratio["over"]: (ratio["under"], ratio["bar"]) for ratio in result["ratios"] if ratio["bar"]}
-    assert barred == {
-        "CartPole: gymnasium async": ("rlcli caller + 1 worker", ">= 10"),
-        "CartPole: SB3 subproc": ("rlcli caller + 1 worker", ">= 10"),
-        "CartPole: torchrl parallel": ("rlcli caller + 1 worker", ">= 40"),
-        "100 us: 2 bare processes": ("rlcli caller + 1 worker", ">= 0.9"),
-        "CartPole, 2x64 net: torchrl 2 collectors": ("rlcli 2 collectors", ">= 15"),
-    }
-    assert len(result["checks"]) == 4 and {*result["checks"].values()} == {"equal"}
-
-
-def test_ways_that_collect_something_else_are_not_timed(monkeypatch):
-    recipe = GymRecipe("CartPole-v1", max_episode_steps=3)
-    other = partial(GymEnv, recipe, categorical_action_encoding=True, narrow=True)
-    monkeypatch.setattr(workers, "ParallelEnv", lambda num, make, **options: PARALLEL(num, other, **options))
-    with pytest.raises(NumericsError, match="rlcli 1 worker collects other frames than rlcli serial"):
-        BENCHES.measure("workers", [*QUICK, "costs=[0]", "pong=", "peers=false"])
-
-
-PARALLEL = workers.ParallelEnv
-
-
-def test_bare_envs_take_as_many_steps_here_and_in_processes_of_their_own():
-    taken = []
-
-    def counting():
-        env = GymRecipe("CartPole-v1").make()
-        inner = env.unwrapped.step
-        env.unwrapped.step = lambda action: taken.append(action) or inner(action)
-        return env
-
-    bare(counting, 3)(40)
-    assert len(taken) == 120 and {*taken} == {0, 1}
-    for recipe in (GymRecipe("Pendulum-v1"), busy(0)):
-        apart = Independent(recipe, [2, 1])
-        try:
-            apart.step(250)
-        finally:
-            apart.close()
-
-
-def test_an_env_of_a_cost_counts_in_proportion():
-    cheap, dear = (busy(cost).settings["loops"] for cost in (5, 500))
-    assert 0 < cheap < dear
-    env = busy(0).make()
-    env.reset(seed=0)
-    ends = [env.step(0)[2:4] for _ in range(200)]
-    assert ends == [(False, False)] * 199 + [(False, True)]
-
-
-# ---- the best split ----------------------------------------------------------------------------------------------
 def test_the_best_split_of_an_env_is_named_with_overrides_that_can_be_used():
     report = BENCHES.measure("workers", [*QUICK, "env.id=MountainCar-v0"])
     splits = candidates(2, native=False)
@@ -116,7 +53,7 @@ def test_an_engine_of_the_envs_own_is_among_the_candidates():
     [(2, 8, [2]), (1, 8, [2]), (8, 8, [2, 4, 8]), (6, 64, [2, 4, 6]), (64, 4, [2, 4]), (64, 3, [2, 3])],
 )
 def test_processes_are_no_more_than_cores_and_envs(cores, num, expected, monkeypatch):
-    monkeypatch.setattr(split, "cores", lambda: cores)
+    monkeypatch.setattr(workers, "cores", lambda: cores)
     assert processes(num) == expected
 
 

@@ -17,7 +17,6 @@ import torch
 from face import Reporter, build_env, configure, refused
 from gymnasium import spaces
 
-from rlcli.bench import bare_envs
 from rlcli.build import env_mode, resume, train
 from rlcli.build.env_mode import settled
 from rlcli.envs import GymEnv
@@ -26,6 +25,7 @@ from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS
 from rlcli.runs.signals import BeforeTheRun
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
+from tests.bench.bare_processes import busy
 
 
 class Busy(gym.Env):
@@ -179,7 +179,7 @@ def test_waiting_is_told_from_computing():
     lanes = GymEnv(Busy(0.002)).vec_env
     wall, cpu = lanes.pace(6, 1.0)
     assert wall >= 0.002 and wall - cpu >= 0.0018
-    count = bare_envs.busy(2000).make()
+    count = busy(2000).make()
     wall, cpu = GymEnv(count).vec_env.pace(6, 1.0)
     assert cpu >= 0.5 * wall
 
