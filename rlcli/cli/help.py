@@ -1,7 +1,6 @@
-"""Pages of help: `rlcli help TOPIC`, every key that a verb reads (`rlcli train --help`), and `help/keys.md`.
+"""Pages of help: `rlcli help TOPIC`, and every key that a verb reads (`rlcli train --help`).
 
-A key is told with its meaning, its default, its allowed values, and the choices with which it is read. The page of
-keys is written from the schema: `python -m rlcli.cli.help > rlcli/help/keys.md`.
+A key is told with its meaning, its default, its allowed values, and the choices with which it is read.
 """
 
 from __future__ import annotations
@@ -79,26 +78,8 @@ def _show(text: str) -> None:
     Console(width=min(120, Console().width)).print(Markdown(text))
 
 
-# ---- the page of keys ------------------------------------------------------------------------------------------
-def keys_page() -> Iterator[str]:
-    """Yield the lines of `help/keys.md`: every key of `train`, then what `collect` alone reads."""
-    yield "# Keys of `rlcli train` and `rlcli collect`"
-    yield ""
-    yield "Where a choice has a default of its own, it names both. Where a key is read with some choices only, the"
-    yield "last column names them."
-    shown: set[str] = set()
-    for verb, schema in VERBS.items():
-        for group, keys in _keys_by_group(schema, shown):
-            yield f"\n## {group or 'top level'}" + ("" if verb == "train" else f", of `rlcli {verb}` only") + "\n"
-            if group:
-                yield doc(schema, group) + "\n"
-            yield "| key | default | meaning | read |\n|---|---|---|---|"
-            for leaf, when in keys:
-                shown.add(leaf.key)
-                yield _key_row(leaf, when, choices(schema, group) if leaf.key == f"{group}.kind" else ())
-
-
-def _keys_by_group(schema: type, without: Container[str]) -> Iterator[tuple[str, list[tuple[Leaf, str]]]]:
+# ---- the page of a verb ----------------------------------------------------------------------------------------
+def keys_by_group(schema: type, without: Container[str]) -> Iterator[tuple[str, list[tuple[Leaf, str]]]]:
     read = ((leaf, read_with(schema, leaf)) for leaf in leaves(schema).values() if leaf.key not in without)
     known = [(leaf, when) for leaf, when in read if when is not None and leaf.key != "recipe"]
     # "" is of keys without a group
@@ -119,20 +100,11 @@ def _set_by_choices() -> dict[str, dict[str, list[str]]]:
     return defaults
 
 
-def _others(leaf: Leaf) -> list[tuple[str, str]]:
+def other_defaults(leaf: Leaf) -> list[tuple[str, str]]:
     """Return the defaults of a key that choices bring, each with those choices."""
     return [(value, ", ".join(names)) for value, names in _set_by_choices().get(leaf.key, {}).items()]
 
 
-def _key_row(leaf: Leaf, when: str, choices: Sequence[str]) -> str:
-    default = "; ".join((f"`{spell(leaf.default)}`", *(f"`{v}` with {by}" for v, by in _others(leaf))))
-    name = leaf.key.removesuffix(".kind") if choices else leaf.key
-    allowed = " \\| ".join(choices) or leaf.option.allowed().replace("|", "\\|")
-    meaning = leaf.option.help.replace("|", "\\|") + (f" [{allowed}]" if allowed else "")
-    return f"| `{name}` | {default} | {meaning} | {when.replace('|', chr(92) + '|')} |"
-
-
-# ---- the page of a verb ----------------------------------------------------------------------------------------
 def print_help(verb: str, recipe_dirs: Sequence[str] = ()) -> None:
     sys.stdout.write("\n".join(_page(verb, recipe_dirs, page_width())) + "\n")
 
@@ -153,7 +125,7 @@ def _page(verb: str, recipe_dirs: Sequence[str], width: int) -> Iterator[str]:
     for group in groups(schema):
         if f"{group}.kind" in leaves(schema):
             yield from _wrapped(group, choices(schema, group), width)
-    for group, keys in _keys_by_group(schema, [key for key in leaves(schema) if key.endswith(".kind")]):
+    for group, keys in keys_by_group(schema, [key for key in leaves(schema) if key.endswith(".kind")]):
         yield ""
         yield f"{group}: {doc(schema, group)}" if group else "keys"
         for leaf, when in keys:
@@ -167,7 +139,7 @@ def _wrapped(name: str, values: Iterable[str], width: int) -> list[str]:
 def _describe(leaf: Leaf, when: str, width: int) -> list[str]:
     allowed = leaf.option.allowed()
     text = leaf.option.help + (f" [{allowed}]" if allowed else "") + (f" ({when})" if when else "")
-    text += "".join(f"; {value} with {by}" for value, by in _others(leaf))
+    text += "".join(f"; {value} with {by}" for value, by in other_defaults(leaf))
     return entry(f"{leaf.key}={spell(leaf.default)}", text, width)
 
 
@@ -178,7 +150,3 @@ def entry(head: str, text: str, width: int) -> list[str]:
     if len(head) > 40:
         return [head, *(" " * 42 + line for line in lines)]
     return [f"{head:<42}{lines[0]}", *(" " * 42 + line for line in lines[1:])]
-
-
-if __name__ == "__main__":
-    print("\n".join(keys_page()))
