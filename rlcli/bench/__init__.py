@@ -63,7 +63,6 @@ BENCHES = Benches(
         "collect": "frames a second against hand-written loops, bare envs and other frameworks",
         "workers": "the best split of an env's work: in one process, in workers, in workers that act",
         "train": "wall time of a whole PPO, DQN or SAC run against SB3, the same hyper-parameters",
-        "start": "how long the command line takes to answer",
     },
     SETTINGS,
     OWN,

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -170,14 +168,6 @@ def ratio(sides: list[Side], over: str, under: str, bar: str = "") -> Ratio:
     by = {side.name: side for side in sides}
     pairs = zip(by[over].seconds, by[under].seconds, strict=True)
     return Ratio(over, under, [a / by[over].per / (b / by[under].per) for a, b in pairs], bar)
-
-
-def rlcli(*words: str, code: int = 0) -> str:
-    """Run a command in a process of its own; return what it printed, or raise where it ends with another exit code."""
-    done = subprocess.run([sys.executable, "-m", "rlcli", *words], capture_output=True, text=True)
-    if done.returncode != code:
-        raise ResourceError(f"rlcli {' '.join(words)} exited {done.returncode}", why=done.stderr.strip()[-400:])
-    return done.stdout
 
 
 def machine() -> dict[str, Any]:

@@ -74,7 +74,6 @@ SETTINGS: dict[str, Settings] = {
         "rounds": ROUNDS,
         "threads": THREADS,
     },
-    "start": {"rounds": ROUNDS},
 }
 
 # what SB3's zoo trains these with; in place of the defaults above

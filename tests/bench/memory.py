@@ -17,7 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from rlcli.bench.harness import Figure, Report, interleave, ratio, rlcli
+from rlcli.bench.harness import Figure, Report, interleave, ratio
 from rlcli.bench.settings import env_problems
 from rlcli.build.env import build_env
 from rlcli.collectors import Collector
@@ -26,6 +26,7 @@ from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuf
 from rlcli.data.storages import CompressedStorage
 from rlcli.errors import NumericsError
 from rlcli.keys import Key
+from tests.bench.commands import rlcli
 from tests.bench.peers.buffers import torchrl_bytes
 
 STACK = 4

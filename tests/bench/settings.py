@@ -20,6 +20,7 @@ ABOUT = {
     "actors": "collecting by recurrent and other actors, with bookkeeping, dict observations, on envpool",
     "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
     "processes": "envs in processes against other frameworks', and against bare envs in processes that say nothing",
+    "start": "how long the command line takes to answer",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
 }
 SETTINGS: dict[str, Settings] = {
@@ -131,6 +132,7 @@ SETTINGS: dict[str, Settings] = {
         "peers": Setting(True, "measure torchrl's collectors too, where it is installed"),
         "rllib": Setting("", "Python of an environment that has ray[rllib]: measure RLlib's env runners, too"),
     },
+    "start": {"rounds": ROUNDS},
     "sweep": {
         "jobs": Setting(8, "jobs of the sweep", 2, 10**4),
         "processes": Setting(2, "processes that run them, and shells beside them", 2, 1000),

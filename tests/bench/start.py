@@ -1,11 +1,12 @@
-"""`rlcli bench start`: how long the command line takes to say something, a new process each time."""
+"""`python -m tests.bench start`: how long the command line takes to say something, a new process each time."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-from rlcli.bench.harness import Report, Side, interleave, rlcli
+from rlcli.bench.harness import Report, Side, interleave
+from tests.bench.commands import rlcli
 
 COMMANDS = {
     "rlcli --help": (["--help"], 0, 0.15),
