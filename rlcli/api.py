@@ -5,9 +5,10 @@ They leave their caller's process as they found it: torch's threads, and all glo
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from operator import attrgetter
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ def train(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **sett
     ------
     ConfigError
         Listing every problem of the configuration.
+    StoppedSafely
+        On SIGTERM or Ctrl-C, after a checkpoint was written, or while nothing was to be saved yet.
 
     Examples
     --------
@@ -58,15 +61,14 @@ def train(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **sett
     >>> policy([0.0, 0.1, 0.0, 0.1]) in (0, 1)
     True
     """
-    configured = _configured("train", overrides, recipe_dirs, settings)
-    with _as_it_was():
-        from rlcli.build import train as start
-
-        return start(*configured)
+    return _build("train", *_configured("train", overrides, recipe_dirs, settings))
 
 
 def collect(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **settings: Any) -> Run:
     """Write frames to disk as `rlcli collect OVERRIDES` does, and return the run; parameters as for `train`.
+
+    A batch counts once its segment is on disk (synced once a second); a kill loses at most a second, and `resume` goes
+    on after the last frame that counts.
 
     Examples
     --------
@@ -76,11 +78,7 @@ def collect(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **se
     >>> len(open_buffer(run.path))
     512
     """
-    configured = _configured("collect", overrides, recipe_dirs, settings)
-    with _as_it_was():
-        from rlcli.build import collect as start
-
-        return start(*configured)
+    return _build("collect", *_configured("collect", overrides, recipe_dirs, settings))
 
 
 def plan(
@@ -113,14 +111,14 @@ def plan(
     True
     """
     configured, _ = _configured(verb, overrides, recipe_dirs, settings)
-    with _as_it_was():
-        from rlcli.build.plan import plan as work_out
-
-        return work_out(configured, verb, limit)
+    return _build("plan.plan", configured, verb, limit)
 
 
 def resume(path: PathName, overrides: Sequence[str] = (), *, force: bool = False, **settings: Any) -> Run:
     """Go on with the run in a folder as `rlcli resume PATH OVERRIDES` does (`force`: `--force`), and return it.
+
+    Training goes on from its newest checkpoint that verifies, collecting from its last frame. A change that breaks
+    exactness, of the configuration or of what the run computes with, is a ConfigError without `force`.
 
     Examples
     --------
@@ -130,10 +128,7 @@ def resume(path: PathName, overrides: Sequence[str] = (), *, force: bool = False
     2048
     """
     words = _words("train", overrides, settings)  # both verbs' settings are spelled alike
-    with _as_it_was():
-        from rlcli.build import resume as start
-
-        return start(_folder(path), words, force=force)
+    return _build("resume", _folder(path), words, force=force)
 
 
 def evaluate(
@@ -173,12 +168,8 @@ def evaluate(
     episodes = arguments.count("episodes", episodes)
     seed = None if seed is None else arguments.count("seed", seed, 0, 2**32 - 1)
     max_steps = None if max_steps is None else arguments.count("max_steps", max_steps)
-    with _as_it_was():
-        from rlcli.build import evaluate as start
-
-        found = start(
-            _folder(path), episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps, video=video
-        )
+    options = {"deterministic": deterministic, "seed": seed, "max_steps": max_steps, "video": video}
+    found = _build("evaluate", _folder(path), episodes=episodes, **options)
     if found.film_error is not None:
         warnings.warn(f"no video: {found.film_error}", stacklevel=2)
     return found
@@ -215,10 +206,7 @@ def load(path: PathName) -> TrainedPolicy:
     >>> policy(numpy.zeros(4), exploration="random") in (0, 1)
     True
     """
-    with _as_it_was():
-        from rlcli.build import load as start
-
-        return start(_folder(path))
+    return _build("load", _folder(path))
 
 
 def inspect(path: PathName, trajectory: int | None = None) -> list[Inspection]:
@@ -292,9 +280,8 @@ def _folder(path: Any) -> PathName:
     return path
 
 
-@contextlib.contextmanager
-def _as_it_was() -> Iterator[None]:
-    """Threads and random streams are put back."""
+def _build(name: str, *arguments: Any, **options: Any) -> Any:
+    """Call what is named so in `rlcli.build`; threads and random streams are put back."""
     import torch
 
     from rlcli.runs import random_streams
@@ -302,7 +289,7 @@ def _as_it_was() -> Iterator[None]:
     threads = torch.get_num_threads()
     try:
         with random_streams.kept():
-            yield
+            return attrgetter(name)(import_module("rlcli.build"))(*arguments, **options)
     finally:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
