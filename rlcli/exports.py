@@ -1,6 +1,7 @@
 """Packages whose names are fetched from the files that define them when somebody first uses one.
 
-Who needs one file of a package then loads that file, and not all that the package offers.
+Who needs one file of a package then loads that file, and not all that the package offers. A name may not be that of a
+file in the package as well: importing the file would take its place.
 """
 
 from __future__ import annotations
@@ -14,25 +15,7 @@ from typing import Any
 
 
 def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """What a package binds to `__getattr__`, `__dir__` and `__all__`: it offers what it imports for type checkers.
-
-    ```
-    if TYPE_CHECKING:
-        from rlcli.data.files.disk import Disk as Disk
-    __getattr__, __dir__, __all__ = lazily(__name__)
-    ```
-    A name may not be that of a file in the package as well: importing the file would take its place.
-
-    Parameters
-    ----------
-    package : str
-        Its `__name__`.
-
-    Raises
-    ------
-    ImportError
-        There is no source of the package to read.
-    """
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, which offers what it imports for type checkers."""
     spec, held = find_spec(package), vars(sys.modules[package])
     source = spec.loader.get_source(package) if spec and spec.loader else None  # type: ignore[attr-defined]
     if source is None:

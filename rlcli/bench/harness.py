@@ -228,13 +228,7 @@ _VERDICT = {None: "", True: " met", False: " missed"}
 
 
 def claim(path: Path | str) -> None:
-    """Make the folder of a file, and refuse now what could not be written after minutes; what is in the file stays.
-
-    Raises
-    ------
-    ResourceError
-        The file cannot be written.
-    """
+    """Make the folder of a file, and refuse now what could not be written later; what is in the file stays."""
     existed = Path(path).exists()
     with _written(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -92,13 +92,7 @@ OWN = {"train": ("algo", _ZOO)}
 
 
 def read(settings: Settings, words: Sequence[str]) -> dict[str, Any]:
-    """The value of every setting: those of the `key=value` words, and the defaults of the others.
-
-    Raises
-    ------
-    ConfigError
-        Listing every mistake.
-    """
+    """Return the value of every setting: of the `key=value` words, or its default; ConfigError lists every mistake."""
     values, problems = {name: setting.default for name, setting in settings.items()}, []
     for word in words:
         name, equals, text = word.partition("=")

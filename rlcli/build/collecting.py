@@ -49,16 +49,7 @@ from rlcli.specs.base import fill_for
 
 
 def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
-    """Collect `total_frames` into a new run folder, which `rlcli.data.open_buffer(run.path)` opens as a replay buffer.
-
-    A batch counts once its segment is on disk (synced once a second); a kill loses at most a second, and
-    `resume` goes on after the last frame that counts.
-
-    Raises
-    ------
-    StoppedSafely
-        On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
-    """
+    """See `rlcli.collect`."""
     serve_as_rank(cfg)
     cfg, placed = settled_device(cfg)
     cfg, chosen, first = settled(cfg)

@@ -55,20 +55,7 @@ from rlcli.runs import random_streams
 
 
 def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
-    """What the command will need.
-
-    Parameters
-    ----------
-    cfg : CollectConfig
-        A `Config` for `verb="train"`.
-    limit : int, optional
-        Bytes of RAM to make do with; by default those that this process may take.
-
-    Raises
-    ------
-    RlcliError
-        The env or the policy cannot be made: the run would say the same.
-    """
+    """See `rlcli.plan`."""
     cfg, _, tried = settled(settled_device(cfg)[0])
     tried.close()
     whole, cfg = cfg, share_of(cfg, 0)

@@ -38,23 +38,7 @@ from rlcli.typed import held, text
 
 
 def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: bool = False) -> Run:
-    """Continue the run in a folder: training from its newest checkpoint that verifies, collecting from its last frame.
-
-    Parameters
-    ----------
-    overrides : sequence of str
-        `key=value` changes from here on; the run folder keeps them.
-    force : bool
-        Accept changes after which the run is no longer the one that was begun.
-
-    Raises
-    ------
-    ConfigError
-        A change that breaks exactness, without `force`: of the configuration, or of what the run computes with. All
-        of them are listed.
-    StoppedSafely
-        Stopped once more.
-    """
+    """See `rlcli.resume`."""
     run = open_run(Path(path))
     verb = run.info.get("verb")
     if verb not in ("train", "collect"):

@@ -40,13 +40,7 @@ if TYPE_CHECKING:
 
 
 def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
-    """Train as `cfg` says, in a new run folder.
-
-    Raises
-    ------
-    StoppedSafely
-        On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
-    """
+    """See `rlcli.train`."""
     serve_as_rank(cfg)
     cfg, placed = settled_device(cfg)
     cfg, chosen, first = settled(cfg)

@@ -32,10 +32,11 @@ from rlcli.report.memory import MemoryReport
 from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
 from rlcli.report.tally import Figure, Tally
 from rlcli.report.view import EVALUATION, Snapshot, View, shown
-from rlcli.report.workers import WorkerReadings, Workers
+from rlcli.report.workers import Workers
 from rlcli.vec_envs.vec_env import SUCCESS
 
 if TYPE_CHECKING:
+    from rlcli.collectors.workers.each import WorkerRecord
     from rlcli.report.events import Logger
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
@@ -109,7 +110,7 @@ class Reporter:
         done=None,
         others: Iterable[LedgerEntry] = (),
         frames: int | None = None,
-        workers: Sequence[WorkerReadings] = (),
+        workers: Sequence[WorkerRecord] = (),
         restarts: Sequence[tuple[int, int]] = (),
         **counted: Any,
     ) -> None:

@@ -52,7 +52,7 @@ class WorkerRow:
     rate: float | None
     lag: int | None = None
     restarts: int = 0
-    waited: tuple[float, float] | None = None  # seconds: see `WorkerReadings`
+    waited: tuple[float, float] | None = None  # seconds: the learner for batches, and they for it
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rlcli.report.view import WorkerRow
 
+if TYPE_CHECKING:
+    from rlcli.collectors.workers.each import WorkerRecord
+
 WINDOW = 5.0  # seconds that a rate looks back on
-
-
-class WorkerReadings(Protocol):
-    """Readings of a worker: `frames` so far, skipped ones included; `lag` in publications, None without weights."""
-
-    frames: int
-    lag: int | None
-    waited: tuple[float, float] | None  # seconds: the learner for batches, and batches for it; None: not known
-    restarts: int
-    lost_frames: int
-    at_most: str  # said before them where they are not known
-    cause: str
 
 
 @dataclass(eq=False)
@@ -35,12 +26,12 @@ class Workers:
     _readings: deque[tuple[float, list[int]]] = field(default_factory=deque)
     _told: Sequence[tuple[int, int]] = ()  # restarts and lost frames that were said, or were there at the start
 
-    def begin(self, workers: Sequence[WorkerReadings]) -> None:
+    def begin(self, workers: Sequence[WorkerRecord]) -> None:
         """Read what the workers did before the first batch, which is no news."""
         self._told = [(worker.restarts, worker.lost_frames) for worker in workers]
         self.read(workers)
 
-    def read(self, workers: Sequence[WorkerReadings], restarts: Sequence[tuple[int, int]] = ()) -> None:
+    def read(self, workers: Sequence[WorkerRecord], restarts: Sequence[tuple[int, int]] = ()) -> None:
         """Take the present state; `restarts`: of each process that steps envs, and how many frames those have lost."""
         self.restarts = sum(times for times, _ in restarts)
         if not workers:  # this process collects
@@ -54,7 +45,7 @@ class Workers:
         rates = [(n - m) / seconds if seconds > 0 else None for n, m in zip(frames, before, strict=True)]
         self.rows = [WorkerRow(rate, w.lag, w.restarts, w.waited) for rate, w in zip(rates, workers, strict=True)]
 
-    def replaced(self, workers: Sequence[WorkerReadings]) -> Iterator[tuple[str, int]]:
+    def replaced(self, workers: Sequence[WorkerRecord]) -> Iterator[tuple[str, int]]:
         """Yield a sentence and a count for each worker replaced since the last call."""
         for index, worker in enumerate(workers):
             restarts, lost = self._told[index] if index < len(self._told) else (0, 0)
