@@ -5,11 +5,11 @@ Imports nothing heavy: help and mistakes are answered before a bench loads what 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from rlcli.config.option import Option
 from rlcli.config.problem import Problem, did_you_mean, raise_all
 from rlcli.config.validate import check_env
 
@@ -21,10 +21,14 @@ class Setting(NamedTuple):
 
     default: Any
     meaning: str
-    least: float = -math.inf
-    most: float = math.inf
+    least: float | None = None
+    most: float | None = None
     choices: tuple[str, ...] = ()
     is_env: bool = False
+
+    @property
+    def option(self) -> Option:
+        return Option(self.meaning, ge=self.least, le=self.most, choices=self.choices)
 
 
 Settings = Mapping[str, Setting]
@@ -121,15 +125,10 @@ def _wrong(name: str, setting: Setting, value: Any, text: str) -> Iterator[Probl
     wanted = type(setting.default)
     if setting.is_env and value != setting.default:
         yield from env_problems(value)
-    numbers = value if isinstance(value, list) else [value]
     if type(value) is not wanted or (wanted is list and not all(type(entry) is int for entry in value)):
         yield Problem(f"{name} is {_KINDS[wanted]}, not {text[:40]!r}")
-    elif setting.choices and value not in setting.choices:
-        yield Problem(f"{name} is one of {', '.join(setting.choices)}, not {text[:40]!r}")
-    elif wanted in (int, float, list) and not all(setting.least <= number <= setting.most for number in numbers):
-        yield Problem(f"{name} is {text[:40]}", f"it must be {_bounds(setting)}")
-    elif wanted is float and not math.isfinite(value):
-        yield Problem(f"{name} is {text[:40]}", "it must be finite")
+    elif not setting.option.accepts(value):
+        yield Problem(f"{name} is {text[:40]}", f"allowed: {setting.option.allowed()}")
 
 
 _KINDS = {
@@ -141,19 +140,6 @@ _KINDS = {
 }
 
 
-def _bounds(setting: Setting) -> str:
-    """Format limits: `at least 7`, `between 0 and 1`."""
-    least, most = f"{setting.least:,}", f"{setting.most:,}"
-    return f"at least {least}" if math.isinf(setting.most) else f"between {least} and {most}"
-
-
 def env_problems(env_id: str) -> list[Problem]:
     """Return why an env cannot be made here: no such id, or a package that is missing."""
     return check_env(SimpleNamespace(env=SimpleNamespace(id=env_id, kind="gym")))
-
-
-def allowed(setting: Setting) -> str:
-    """Return what a setting accepts, for a help page; "" where its default says it."""
-    if setting.choices:
-        return " | ".join(setting.choices)
-    return "" if math.isinf(setting.least) else _bounds(setting)

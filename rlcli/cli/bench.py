@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlcli.bench import BENCHES, Benches
-from rlcli.bench.settings import allowed
 from rlcli.cli.help import entry, page_width
 from rlcli.config.problem import raise_all, spell, unknown
 
@@ -43,6 +42,6 @@ def _page_of(benches: Benches, name: str, words: Sequence[str]) -> Iterator[str]
     yield ""
     yield "settings"
     for key, setting in benches.settings_of(name, words).items():
-        limits = allowed(setting)
+        limits = setting.option.allowed()
         text = setting.meaning + (f" [{limits}]" if limits else "")
         yield from entry(f"{key}={spell(setting.default)}", text, page_width())

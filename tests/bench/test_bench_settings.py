@@ -53,8 +53,8 @@ def test_every_mistake_is_named_at_once():
         "no setting 'ruonds'; did you mean rounds?",
         "peers is true or false, not 'maybe'",
         "policy.hidden is a list of whole numbers, not '8'",
-        "rounds is 3; it must be at least 7",
-        "action is one of discrete, box, not 'bx'",
+        "rounds is 3; allowed: >= 7",
+        "action is bx; allowed: discrete | box",
         "cannot read 'threads'; write key=value",
     ):
         assert part in text
