@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +24,7 @@ from rlcli.data.next_obs.rows import Successors
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.report.ledger import BUFFER, FEW_ROWS, PRIORITIES, Claims, LedgerEntry, batch_entries, learner_entries
+from rlcli.report.ledger import BUFFER, FEW_ROWS, PRIORITIES, Claims, LedgerEntry, batch_entries, summed_entries
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import NONE, SHARED, Field
 
@@ -153,21 +153,11 @@ def planned_learner(
         key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META)
         for key, x in stepped.state_dict().items()
     }
-    bare = _bare(nn.ModuleList([policy, loss]), trained)
-    entries = learner_entries({"all": bare}, state, claims=Claims(foretold=True))
+    together = nn.ModuleList([policy, loss])
+    held = {"parameters": together.parameters(), "gradients": trained, "buffers": together.buffers()}
+    kinds = {kind: [torch.empty_like(x, device=META) for x in tensors] for kind, tensors in held.items()}
+    entries = summed_entries(kinds | {"optimizer": [*state.values()]}, Claims(foretold=True))
     return [replace(entry, device=device, peak=entry.bytes) for entry in entries]
-
-
-def _bare(module: nn.Module, trained: Sequence[nn.Parameter]) -> nn.Module:
-    """Return a module's parameters, gradients and buffers without memory; it may not be one that can be copied."""
-    bare, learns = nn.Module(), {id(p) for p in trained}
-    for number, p in enumerate(module.parameters()):
-        without = nn.Parameter(torch.empty_like(p, device=META), requires_grad=p.requires_grad)
-        without.grad = torch.empty_like(p, device=META) if id(p) in learns else None
-        bare.register_parameter(f"parameter_{number}", without)
-    for number, buffer in enumerate(module.buffers()):
-        bare.register_buffer(f"buffer_{number}", torch.empty_like(buffer, device=META))
-    return bare
 
 
 def bytes_held(columns: Mapping[Key, Tensor]) -> int:

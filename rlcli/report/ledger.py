@@ -150,16 +150,18 @@ def learner_entries(
 ) -> list[LedgerEntry]:
     """Return a line each for parameters, buffers, gradients and optimizer state, summed over all modules."""
     claims = Claims() if claims is None else claims
-    kinds: dict[str, list[Tensor]] = {"parameters": [], "gradients": [], "buffers": [], "optimizer": []}
     together = torch.nn.ModuleList(modules.values())  # what two of them share is listed once
-    for parameter in together.parameters():
-        kinds["parameters"].append(parameter.data)
-        if parameter.grad is not None:
-            kinds["gradients"].append(parameter.grad)
-    kinds["buffers"] += list(together.buffers())
-    if optimizer is not None:
-        state = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-        kinds["optimizer"] += list(_tensors(state))
+    parameters: list[Tensor] = [*together.parameters()]
+    kinds = {
+        "parameters": parameters, "gradients": [p.grad for p in parameters if p.grad is not None],
+        "buffers": [*together.buffers()],
+        "optimizer": [*_tensors(optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else optimizer)],
+    }  # fmt: skip
+    return summed_entries(kinds, claims)
+
+
+def summed_entries(kinds: Mapping[str, Sequence[Tensor]], claims: Claims) -> list[LedgerEntry]:
+    """Return a line for each kind of a learner's tensors of which there are any."""
     return [_summed(kind, tensors, claims) for kind, tensors in kinds.items() if tensors]
 
 
