@@ -5,7 +5,6 @@ What the original measured stays behind: the copy has measured nothing yet.
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -81,24 +80,11 @@ def _command(recipe: Recipe, target: Path, recipe_dirs: Sequence[str]) -> str:
 
 def copied(recipe: Recipe, command: str) -> str:
     """Return the text of a copy: the original's header but its command and figures, and the rest as it is."""
-    lines = guard.read_text(recipe.path).splitlines()
-    header = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
-    body = lines[len(header) :]
-    about = [line for label, block in _blocks(header) if label not in ("command", "figures") for line in block]
-    first = re.sub(r"^# *(Copied from \S+: )?", "", about[0]) if about else ""
+    text = guard.read_text(recipe.path)
+    header = re.match(r"(#.*\n?)*", text)[0]  # type: ignore[index]
+    about = re.sub(r"^# *(command|figures):.*\n?(#\s{2,}\S.*\n?)*", "", header, flags=re.M)
+    first, *rest = re.sub(r"(\s*^#\s*)+\Z", "", about, flags=re.M).splitlines() or [""]
+    first = re.sub(r"^# *(Copied from \S+: )?", "", first)
     opening = f"# Copied from {recipe.name}: {first}" if first else f"# Copied from {recipe.name}."
-    while about and about[-1].strip() == "#":
-        about.pop()
-    return "\n".join([opening, *about[1:], "#", f"# command: {command}", "# figures: not measured", *body]) + "\n"
-
-
-def _blocks(header: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Split a header into labelled blocks: each line with the further indented ones below it."""
-    blocks: list[tuple[str, list[str]]] = []
-    for line in header:
-        if blocks and re.match(r"#\s{2,}\S", line):
-            blocks[-1][1].append(line)
-        else:
-            label = re.match(r"#\s*(\w+):", line)
-            blocks.append((label[1] if label else "", [line]))
-    return blocks
+    lines = [opening, *rest, "#", f"# command: {command}", "# figures: not measured"]
+    return "\n".join([*lines, *text[len(header) :].splitlines()]) + "\n"
