@@ -23,7 +23,7 @@ from rlcli.config import registry
 from rlcli.config.choices.learn import ClipPPOOptions
 from rlcli.config.option import as_choice
 from rlcli.config.problem import raise_all
-from rlcli.config.resolved import from_dict, to_dict
+from rlcli.config.resolved import from_dict, settings, to_dict
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.validate import as_resumed, validate
 from rlcli.config.words import key_of
@@ -197,7 +197,7 @@ class Changes:
         known = [record.get("changed", {}) for record in self._since(run)]
         all_of_them = {**self.breaking, **self.harmless}
         new = {key: list(pair) for key, pair in all_of_them.items() if not _holds(known, key, pair)}
-        before, after = _settings(str(run.info["verb"]), run.config, "config.json"), dict(_flat(to_dict(cfg)))
+        before, after = settings(from_dict(str(run.info["verb"]), run.config, where="config.json")), settings(cfg)
         new = {key: [before.get(key), after[key]] for key in after if before.get(key) != after[key]} | new
         if not new:
             return run
@@ -223,8 +223,8 @@ class Changes:
 def changes(run: Run, cfg: CollectConfig, frames: int, sealed: Mapping[str, Any], overrides: Sequence[str]) -> Changes:
     """Compare what was `sealed` with the state at `frames`, versions if they were, with what is in force."""
     versions = sealed.get("versions", {})
-    before = _settings(str(run.info["verb"]), sealed.get("config", run.config), "the saved state")
-    after = dict(_flat(to_dict(cfg)))
+    before = settings(from_dict(str(run.info["verb"]), sealed.get("config", run.config), where="the saved state"))
+    after = settings(cfg)
     if versions:
         what = "what was sealed with a run's state is damaged"
         for name in ("threads", "cores"):
@@ -278,16 +278,3 @@ def _spelled(pairs: Mapping[str, Pair], most: int = 12) -> str:
 
 def _value(key: str, value: Any) -> str:
     return str(value or "absent") if key.startswith(AROUND) else repr(value)
-
-
-def _settings(verb: str, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a configuration that was written, key by key."""
-    return dict(_flat(to_dict(from_dict(verb, config, where=where))))
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
