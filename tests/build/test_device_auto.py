@@ -7,7 +7,7 @@ import torch
 from face import build_env, build_policy, configure, open_run, refused
 
 import rlcli
-from rlcli.build import collector, device_auto, resume, train
+from rlcli.build import collector, device_auto, pace, resume, train
 from rlcli.build.collector import settled_device
 from rlcli.build.device_auto import chosen, tried
 from rlcli.build.trained_run import config_of
@@ -114,15 +114,15 @@ def test_the_runs_own_objects_act_and_learn(monkeypatch, words, calls, seconds):
         made.append([call() for _ in range(2)])
         return 2.0
 
-    monkeypatch.setattr(device_auto, "timed", twice)
-    device, found = device_auto.pace(configure("train", words))
+    monkeypatch.setattr(pace, "timed", twice)
+    device, found = pace.pace(configure("train", words))
     assert device == "cpu" and len(made) == calls
     assert seconds is None or found == pytest.approx(seconds)
 
 
 def test_a_round_on_a_gpu_waits_for_what_it_has_ordered(monkeypatch):
     now, said = [0.0], []
-    monkeypatch.setattr(device_auto.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
 
     def call():
         now[0] += 0.03
@@ -133,10 +133,10 @@ def test_a_round_on_a_gpu_waits_for_what_it_has_ordered(monkeypatch):
         said.append("wait")
 
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
-    assert device_auto.timed(call, torch.device("cuda:0")) == pytest.approx((4 * 0.03 + 0.04) / 4)
-    assert said.index("wait") == device_auto.WARM + 4 and said.count("wait") == device_auto.ROUNDS
+    assert pace.timed(call, torch.device("cuda:0")) == pytest.approx((4 * 0.03 + 0.04) / 4)
+    assert said.index("wait") == pace.WARM + 4 and said.count("wait") == pace.ROUNDS
     said.clear()
-    assert device_auto.timed(call, torch.device("cpu")) == pytest.approx(0.03) and "wait" not in said
+    assert pace.timed(call, torch.device("cpu")) == pytest.approx(0.03) and "wait" not in said
 
 
 def test_a_policy_that_learned_on_a_gpu_is_built_anywhere(monkeypatch):

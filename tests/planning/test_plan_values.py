@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 import rlcli
-from rlcli.build.device_auto import still
+from rlcli.build.pace import still
 from rlcli.build.plan import learning_of
 from rlcli.build.workload import workload_of
 from rlcli.collectors.schema import RowSchema
