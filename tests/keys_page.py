@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rlcli.cli.help import keys_by_group, other_defaults
+from rlcli.cli.help import VERBS, keys_by_group, other_defaults
 from rlcli.config.option import Leaf, doc
 from rlcli.config.problem import spell
 from rlcli.config.registry import choices
-from rlcli.config.schemas import VERBS
 
 
 def keys_page() -> Iterator[str]:

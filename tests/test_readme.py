@@ -57,7 +57,7 @@ def commands() -> list[str]:
     found = [match[1] for line in lines if (match := re.match(r"(rlcli \w+(?: .*?)?)\s*(?:#.*)?$", line))]
     found += re.findall(r'eval "\$\((rlcli [^)]*)\)"', PAGES)
     found += re.findall(r"`(rlcli (?:train|collect|resume|cp|bench|ls) [^`]*)`", PAGES)
-    return list(dict.fromkeys(re.sub(r"^rlcli (bench) NAME$", r"rlcli \1 start", line) for line in found))
+    return list(dict.fromkeys(re.sub(r"^rlcli (bench) NAME$", r"rlcli \1 collect", line) for line in found))
 
 
 def words_of(command: str) -> list[str]:

@@ -33,7 +33,7 @@ def test_a_recipe_that_cannot_be_read_hides_no_other(rlcli, tmp_path, started, n
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-@pytest.mark.parametrize("line", ["--help", "ls envs", "train --help", "train --cfg job", "bench start --help"])
+@pytest.mark.parametrize("line", ["--help", "ls envs", "train --help", "train --cfg job", "bench workers --help"])
 def test_output_that_cannot_be_written_is_a_sentence(process, line):
     done = process("sh", "-c", f"rlcli {line} > /dev/full")
     assert done.returncode == 5 and "cannot write the output: No space left" in done.stderr
@@ -47,7 +47,7 @@ def test_closed_streams_are_no_error(process, closed):
 
 
 @pytest.mark.parametrize(
-    "line", ["train --help", "show train --why", "ls envs", "train --cfg job", "bench start --help"]
+    "line", ["train --help", "show train --why", "ls envs", "train --cfg job", "bench workers --help"]
 )
 def test_a_reader_that_leaves_early_hears_nothing(process, line):
     done = process("bash", "-c", f"rlcli {line} | head -n 1; exit ${{PIPESTATUS[0]}}")
@@ -93,7 +93,7 @@ def test_help_is_a_page_at_any_width(process, columns):
         ("train --recipe-dir", "--recipe-dir FOLDER"),
         ("help memory nonsense", "help shows one topic: got memory nonsense. Write rlcli help memory."),
         ("completion bash zsh", "completion is for one shell: got bash zsh"),
-        ("bench start ruonds=9", "did you mean rounds?"),
+        ("bench workers ruonds=9", "did you mean rounds?"),
     ],
 )
 def test_a_mistake_is_one_sentence(rlcli, started, line, words, monkeypatch):
