@@ -72,10 +72,7 @@ def _files_of_rows(run: Workload, plan: Plan) -> int:
 
 
 def _existing(path: Path) -> Path:
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
 # ---- advice ------------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ _FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what
 
 
 def memory_rows(
-    ledger: Ledger, obs_keys: Iterable[Key], measured: Mapping[str, Mapping] | None = None, next_obs: str = ""
+    ledger: Ledger, obs_keys: Iterable[Key], measured: Mapping[str, Mapping], next_obs: str = ""
 ) -> list[MemoryRow]:
     """Return the ledger in bytes, folded, and `measured_rows`.
 
@@ -170,8 +170,6 @@ def memory_rows(
         if label == "next.obs" and next_obs:
             label += f" {next_obs}"
         rows.append(MemoryRow(label, row.now, row.peak if row.peak != row.now else None, row.saved or None))
-    if measured is None:
-        return rows
     worth = 0.01 * measured["process"]["peak"]  # less is not shown
     rows += measured_rows(measured)
     return [row if row.saved and row.saved >= worth else replace(row, saved=None) for row in rows]

@@ -213,7 +213,7 @@ def test_the_value_stage_is_told_beside_what_the_plan_said():
     shown = Snapshot(memory=rows)
     assert "value estimates 1010 B planned +1.0 % 1000 B  process RSS" in everything(shown)
     assert max(map(len, drawn(shown, 80))) <= 80 and "planned +25.0 %" in "\n".join(drawn(shown, 80))
-    assert not memory_rows(Ledger(), [])
+    assert [row.label for row in memory_rows(Ledger(), [], {"process": {"now": 1, "peak": 1}})] == ["process RSS"]
 
 
 def test_the_plain_line_is_one_line_of_ascii(snapshot, monkeypatch):
