@@ -106,7 +106,7 @@ class PopArt(ValueNorm):
     ----------
     network : nn.Module
         What it returns (or writes) is the output of one `nn.Linear`, perhaps reshaped.  Its structure says which,
-        or else the first call that an estimator makes; both are asked again when a module of it was replaced.
+        or else a trial in the first call that an estimator makes; both are asked again when a module of it was replaced.
     decay : float
     layer : nn.Linear, optional
         The one that writes the value, where neither can say.
@@ -186,7 +186,7 @@ class PopArt(ValueNorm):
             before = value()
             size = float(before.abs().max()) + 1
             for layer in network.modules():
-                if not plain(layer, nn.Linear) or layer._modules or layer.bias is None:
+                if not isinstance(layer, nn.Linear) or not plain(layer) or layer._modules or layer.bias is None:
                     continue
                 kept = [(p, p.clone()) for p in (layer.weight, layer.bias)]
                 try:
@@ -197,7 +197,7 @@ class PopArt(ValueNorm):
                     for p, x in kept:
                         p.copy_(x)
                 if bool(off <= 8 * torch.finfo(before.dtype).eps * size):
-                    return layer  # type: ignore[return-value]
+                    return layer
         return None
 
     def updated(self, value: Tensor, restored: Tensor) -> Tensor:
