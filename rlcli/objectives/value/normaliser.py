@@ -106,7 +106,7 @@ class PopArt(ValueNorm):
     ----------
     network : nn.Module
         What it returns (or writes) is the output of one `nn.Linear`, perhaps reshaped.  Its structure says which,
-        or else a trial in the first call that an estimator makes; both are asked again when a module of it was replaced.
+        or else a trial in the first call of an estimator; both are asked again when a module of it was replaced.
     decay : float
     layer : nn.Linear, optional
         The one that writes the value, where neither can say.
