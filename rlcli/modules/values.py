@@ -325,17 +325,16 @@ class EGreedyFamily(Family):
         self.eps = eps or (lambda: 0.0)  # asked once a batch, and where weights change within one
         self.n, self.masked = n, masked  # `n` actions; of a masked one the value is the dtype's lowest
 
-    def log_prob(self, params: Params, action: Tensor) -> NoReturn:
-        raise ArgumentError("an epsilon-greedy action has no log-probability here", fix="Use a ProbabilisticActor.")
+    def log_prob(self, params: Params, action: Tensor | None = None) -> NoReturn:
+        raise ArgumentError(
+            "an epsilon-greedy action has no log-probability, entropy or mean here",
+            fix="Use a ProbabilisticActor, or ExplorationType.MODE.",
+        )
 
-    def entropy(self, params: Params) -> NoReturn:
-        raise ArgumentError("an epsilon-greedy action has no entropy here", fix="Use a ProbabilisticActor.")
+    entropy = mean = log_prob
 
     def mode(self, params: Params) -> Tensor:
         return params[0].argmax(-1)
-
-    def mean(self, params: Params) -> NoReturn:
-        raise ArgumentError("an index has no mean", fix="Use ExplorationType.MODE or DETERMINISTIC.")
 
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         best = self.mode(params)
