@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError, in_words
 from rlcli.keys import ACTION, ACTION_VALUE, CHOSEN_ACTION_VALUE, OBSERVATION, Key, show, unravel
-from rlcli.modules.distributions.family import ArrayParams, Family, Params
+from rlcli.modules.distributions.discrete import CategoricalFamily
+from rlcli.modules.distributions.family import ArrayParams, Params
 from rlcli.modules.exploration import ExplorationType, exploration_type
 from rlcli.modules.masks import LOWEST, LogitMask, allowed, pick
 from rlcli.modules.nets import MLP
@@ -314,27 +315,23 @@ class EGreedyModule(TensorDictModuleBase):
         return td.set(self.action_key, torch.where(explore, drawn.to(action.dtype), action))
 
 
-class EGreedyFamily(Family):
+class EGreedyFamily(CategoricalFamily):
     """Explore among values `[*B, k]`; actions int64 `[*B]`."""
 
     param_names = ("action_value",)
-    event_dims = 0
 
     def __init__(self, eps: Callable[[], float] | None = None, n: int | None = None, *, masked: bool = False) -> None:
         self.explores = eps is not None
         self.eps = eps or (lambda: 0.0)  # asked once a batch, and where weights change within one
         self.n, self.masked = n, masked  # `n` actions; of a masked one the value is the dtype's lowest
 
-    def log_prob(self, params: Params, action: Tensor | None = None) -> NoReturn:
+    def _none_of_it(self, *_: Any) -> Any:
         raise ArgumentError(
             "an epsilon-greedy action has no log-probability, entropy or mean here",
             fix="Use a ProbabilisticActor, or ExplorationType.MODE.",
         )
 
-    entropy = mean = log_prob
-
-    def mode(self, params: Params) -> Tensor:
-        return params[0].argmax(-1)
+    log_prob = entropy = mean = log_prob_and_entropy = divergence = _none_of_it
 
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         best = self.mode(params)
@@ -359,10 +356,6 @@ class EGreedyFamily(Family):
     def options(self, k: int) -> tuple[int, ...]:
         return (max(k, self.n or k),)
 
-    def is_legal(self, params: ArrayParams) -> bool:
-        """Say whether each row has a finite value; other actions may have -inf."""
-        return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
-
     def draw(self, params: Any, noise: Any) -> Any:
         if isinstance(noise, np.ndarray):
             return self.draw_rows(params, noise)
@@ -378,6 +371,3 @@ class EGreedyFamily(Family):
             values = params[0][rows]
             out[rows] = pick(values > LOWEST, values.shape[1:], noise[rows, None])[0][:, 0]
         return out
-
-    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
-        return params[0].argmax(1, out)
