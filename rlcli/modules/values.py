@@ -331,7 +331,7 @@ class EGreedyFamily(CategoricalFamily):
             fix="Use a ProbabilisticActor, or ExplorationType.MODE.",
         )
 
-    log_prob = entropy = mean = log_prob_and_entropy = divergence = _none_of_it
+    log_prob = entropy = mean = log_prob_and_entropy = divergence = _none_of_it  # type: ignore[assignment]
 
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         best = self.mode(params)
