@@ -76,23 +76,22 @@ def orthogonal_(module: nn.Module, gain: float = HIDDEN_GAIN) -> nn.Module:
 
 @contextmanager
 def seeded(source: int | torch.Generator | None) -> Iterator[None]:
-    """Run a block whose random numbers (torch's global CPU generator) follow from `source` alone.
+    """Run a block whose random numbers (torch's global generators, of the CPU and this GPU) follow from `source` alone.
 
-    The global generator is left as it was found; a generator given as `source` moves on by one draw. With
-    None the block draws from the global generator as usual.
+    The global generators are left as they were found; a generator given as `source` moves on by one draw. With
+    None the block draws from the global generators as usual.
     """
-    if source is None:
+    if source is None or torch.compiler.is_compiling():
         yield
         return
     if isinstance(source, torch.Generator):
-        device = source.device
-        source = int(torch.randint(2**62, (), generator=source, device=device))
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(source)  # not torch.manual_seed, which would reseed every GPU too
-    try:
+        source = int(torch.randint(2**62, (), generator=source, device=source.device))
+    on_gpu = torch.cuda.is_initialized()
+    with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
+        torch.default_generator.manual_seed(source)  # not torch.manual_seed, which would reseed every GPU too
+        if on_gpu:
+            torch.cuda.manual_seed(source)
         yield
-    finally:
-        torch.set_rng_state(before)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -29,14 +29,6 @@ from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, per_row, reduce, zeroed
 from rlcli.objectives.value.functional import td0_return_estimate
 from rlcli.objectives.value.reading import need_rate
-
-if TYPE_CHECKING:
-
-    class HasTargets(Protocol):
-        """Describe a loss with target networks."""
-
-        def target_pairs(self) -> list[Pair]:
-            """Return (trained, target) for each; empty where nothing is delayed."""
 
 
 class BootstrappedLoss(Loss):
@@ -82,7 +74,7 @@ class BootstrappedLoss(Loss):
 
     @abstractmethod
     def target_pairs(self) -> list[Pair]:
-        """(trained, target) networks."""
+        """Return (trained, target) for each network with a target; empty where nothing is delayed."""
 
     @property
     def next_keys(self) -> list[Key]:
@@ -189,7 +181,7 @@ def target_of(module: Net) -> Net:
 class TargetUpdate(ABC):
     """Move a loss's target networks after its trained ones; call `step()` after every optimizer step."""
 
-    def __init__(self, loss_module: HasTargets) -> None:
+    def __init__(self, loss_module: BootstrappedLoss) -> None:
         pairs = loss_module.target_pairs() if hasattr(loss_module, "target_pairs") else []
         refuse(not pairs, "there are no target networks to update", where=type(loss_module).__name__,
                fix="Build the loss with delay_value=True (DQNLoss) or delay_qvalue=True (SACLoss).")  # fmt: skip
@@ -263,7 +255,7 @@ class SoftUpdate(TargetUpdate):
 
     Parameters
     ----------
-    loss_module : HasTargets
+    loss_module : BootstrappedLoss
     eps, tau : float
         Exactly one of the two; `eps = 1 - tau`.
     every : int
@@ -271,7 +263,7 @@ class SoftUpdate(TargetUpdate):
     """
 
     def __init__(
-        self, loss_module: HasTargets, *, eps: float | None = None, tau: float | None = None, every: int = 1
+        self, loss_module: BootstrappedLoss, *, eps: float | None = None, tau: float | None = None, every: int = 1
     ) -> None:
         super().__init__(loss_module)
         self.every = arguments.count("every", every)
@@ -292,7 +284,7 @@ class SoftUpdate(TargetUpdate):
 class HardUpdate(TargetUpdate):
     """A copy at every `value_network_update_interval`-th step (arXiv:1509.06461)."""
 
-    def __init__(self, loss_module: HasTargets, *, value_network_update_interval: float = 1000) -> None:
+    def __init__(self, loss_module: BootstrappedLoss, *, value_network_update_interval: float = 1000) -> None:
         super().__init__(loss_module)
         refuse(not (value_network_update_interval >= 1 and math.isfinite(value_network_update_interval)),
                "value_network_update_interval must be at least 1",
