@@ -51,10 +51,15 @@ def seconds(name: str, value: Any) -> float | None:
     return value
 
 
-def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
+def choice(
+    name: str, value: Any, allowed: Iterable[Any], *, where: str | None = None, error: type[RlcliError] = ArgumentError
+) -> Any:
     """Return a value that is among those allowed."""
     if value not in allowed:
-        raise ArgumentError(f"unknown {name} {value!r}", fix=f"Choose one of {', '.join(map(str, allowed))}")
+        names = [*map(str, allowed)]
+        near = nearest(str(value).lower(), names, 2)
+        fix = f"{near + ' ' if near else ''}Choose one of {', '.join(names)}."
+        raise error(f"unknown {name} {value!r}", where=where, fix=fix)
     return value
 
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ConfigError
 from rlcli.keys import ACTION, Key, show
@@ -193,11 +193,7 @@ def action_head(action_spec: TensorSpec, batch_dims: int, distribution: str = "a
     ConfigError
         For a spec without a distribution, or a distribution that does not fit it.
     """
-    if distribution not in DISTRIBUTIONS:
-        near = get_close_matches(distribution, DISTRIBUTIONS, n=2, cutoff=0.5) or DISTRIBUTIONS
-        raise ConfigError(
-            f"there is no distribution '{distribution}'", where="policy.distribution", fix=f"Use {' or '.join(near)}."
-        )
+    arguments.choice("distribution", distribution, DISTRIBUTIONS, where="policy.distribution", error=ConfigError)
     key, spec = single_action(action_spec)
     shape = tuple(spec.shape[batch_dims:])
     refuse(len(shape) != (0 if isinstance(spec, Categorical) else 1),

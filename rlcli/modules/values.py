@@ -110,8 +110,8 @@ def action_space_of(action_space: str | None, spec: TensorSpec | None, key: Key 
             "values of actions need one discrete action", where=f"action '{show(key)}'", why=f"its spec is {leaf!r}",
             fix="Use loss=sac for continuous actions.",
         )  # fmt: skip
-    if asked is not None and asked not in ACTION_SPACES:
-        raise ArgumentError(f"unknown action_space {action_space!r}", fix=f"Choose one of {', '.join(ACTION_SPACES)}")
+    if asked is not None:
+        arguments.choice("action_space", asked, ACTION_SPACES)
     if asked is None and space is None:
         raise ArgumentError("the action space is not known", fix="Give spec=env.action_spec, or action_space='one_hot'")
     if asked is not None and space is not None and asked != space:

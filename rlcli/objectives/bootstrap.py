@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -269,8 +268,7 @@ class SoftUpdate(TargetUpdate):
         self.every = arguments.count("every", every)
         if (eps is None) == (tau is None):
             raise ArgumentError("SoftUpdate takes exactly one of eps and tau", why=f"got eps={eps}, tau={tau}")
-        self.tau = float(tau) if eps is None else 1 - float(eps)  # type: ignore[arg-type]
-        refuse(not 0 <= self.tau <= 1, "tau must lie in [0, 1]", why=f"got {self.tau}")
+        self.tau = arguments.number("tau", tau if eps is None else 1 - eps, 0, 1)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -286,10 +284,8 @@ class HardUpdate(TargetUpdate):
 
     def __init__(self, loss_module: BootstrappedLoss, *, value_network_update_interval: float = 1000) -> None:
         super().__init__(loss_module)
-        refuse(not (value_network_update_interval >= 1 and math.isfinite(value_network_update_interval)),
-               "value_network_update_interval must be at least 1",
-               why=f"got {value_network_update_interval}")  # fmt: skip
-        self.value_network_update_interval = self.every = int(value_network_update_interval)
+        interval = arguments.number("value_network_update_interval", value_network_update_interval, 1)
+        self.value_network_update_interval = self.every = int(interval)
 
     def step(self) -> None:
         self.counter += 1

@@ -15,6 +15,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import STATE_ACTION_VALUE, TD_ERROR, Key, show, under_next
@@ -275,9 +276,7 @@ def _several(given: TensorDictModuleBase | Sequence[TensorDictModuleBase], count
             why="the list is empty" if isinstance(given, Sequence | nn.ModuleList) else f"got {type(given).__name__}",
             fix='Wrap it: ValueOperator(net, in_keys=["observation", "action"])',
         )
-    if count < 1:
-        raise ArgumentError("num_qvalue_nets must be at least 1", why=f"got {count}")
-    nets = [given] + [copy.deepcopy(given) for _ in range(count - 1)]
+    nets = [given] + [copy.deepcopy(given) for _ in range(arguments.count("num_qvalue_nets", count) - 1)]
     for net in nets[1:]:
         for module in net.modules():
             if hasattr(module, "reset_parameters"):

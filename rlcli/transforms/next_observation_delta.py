@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.keys import (
@@ -109,16 +110,11 @@ class NextObservationDelta(Transform):
         restore_dtype: torch.dtype | str = "root",
     ) -> None:
         super().__init__(() if in_keys is None else in_keys)
-        refuse(
-            delta_dtype not in FLOAT_CODES, f"differences cannot be kept as {delta_dtype}",
-            fix=f"Use one of {', '.join(map(str, FLOAT_CODES))}.",
-        )  # fmt: skip
-        if on_overflow not in ON_OVERFLOW:
-            raise ArgumentError("on_overflow is raise or keep", where="on_overflow", why=f"got {on_overflow!r}")
+        self.delta_dtype = arguments.choice("delta_dtype", delta_dtype, FLOAT_CODES)
+        self.on_overflow = arguments.choice("on_overflow", on_overflow, ON_OVERFLOW)
         floats = isinstance(restore_dtype, torch.dtype) and restore_dtype.is_floating_point
         if restore_dtype != "root" and not floats:
             raise ArgumentError('restore_dtype is a dtype of floats or "root"', why=f"got {restore_dtype!r}")
-        self.delta_dtype, self.on_overflow = delta_dtype, on_overflow
         self.drop_delta, self.restore_dtype = drop_delta, restore_dtype
         self.chosen = in_keys is not None
         self.keys: list[Key] = list(self.in_keys)  # on an env: those it turns into differences
