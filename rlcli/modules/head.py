@@ -122,18 +122,20 @@ class ActionHead:
         return ["loc", "scale"] if self.continuous else ["logits"]
 
     def stages(
-        self, net: nn.Module, in_keys: list[Key], *, init_std: float = 1.0, state_dependent_std: bool = False
-    ) -> list[TensorDictModuleBase]:
+        self, net: nn.Module, in_keys: list[Key], *, init_std: float = 1.0, state_dependent_std: bool = False,
+        split: nn.Module | None = None,
+    ) -> list[TensorDictModuleBase]:  # fmt: skip
         """`net` as the stages that write the parameters.
 
-        `net` gives `features` numbers, or twice as many with `state_dependent_std`. A scale that does not
-        depend on the state is a stage of its own, reading `loc`, so that a collector can compute it once per
-        batch.
+        `net` gives `features` numbers, or twice as many with `state_dependent_std`, or for what is to `split` them. A
+        scale that does not depend on the state is a stage of its own, reading `loc`, so that a collector can compute it
+        once per batch.
         """
         if not self.continuous:
             return [TensorDictModule(net, in_keys, ["logits"])]
         if state_dependent_std:
             split = NormalParamExtractor(scale_mapping=f"biased_softplus_{init_std}")
+        if split is not None:
             first = TensorDictModule(net, in_keys, ["loc_and_scale"])
             return [first, TensorDictModule(split, ["loc_and_scale"], ["loc", "scale"])]
         scale = StateIndependentScale(self.features, init_std)
