@@ -19,7 +19,7 @@ class BufferRows(Protocol):
 
     @property
     def index(self) -> Any:
-        """Tell which rows follow each other: `successors(rows)`, -1 where none is stored; the next n, `walk(rows, n)`."""
+        """Tell which rows follow each other: `successors(rows)`, -1 for none; `walk(rows, n)`, the next n."""
 
     @property
     def fields(self) -> Collection[Key]:
