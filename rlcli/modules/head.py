@@ -42,15 +42,6 @@ from rlcli.specs import (
     Unbounded,
 )
 
-__all__ = [
-    "DISTRIBUTIONS",
-    "ActionHead",
-    "NormalParamExtractor",
-    "StateIndependentScale",
-    "action_head",
-    "single_action",
-]
-
 
 class StateIndependentScale(nn.Module):
     """A learned standard deviation that does not look at the state: `scale = exp(log_std)`.

@@ -37,7 +37,7 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.transforms.base import Transform
-from rlcli.transforms.delta_codec import Coded, is_part, read, remove, spread
+from rlcli.transforms.delta_codec import Coded, is_part, read, remove_difference, spread
 from rlcli.transforms.stored_rows import BufferRows, ends_of, goes_on
 
 ORIGINAL_REWARD = (NEXT, "original_reward")
@@ -174,8 +174,7 @@ class MultiStepTransform(Transform):
                 flag = nested.get(name)
                 nested.set(name, flag * spread(real.reshape(td.shape), flag))
         for key in coded:
-            for part in (delta_key(key), scale_key(key), kept_key(key)):
-                remove(td, part)
+            remove_difference(td, key)
         return td.set(STEPS_TO_NEXT_OBS, taken.to(device).reshape(*td.shape, 1))
 
 

@@ -48,6 +48,7 @@ from rlcli.transforms.delta_codec import (
     marked,
     rebuilt,
     remove,
+    remove_difference,
     saves,
     spread,
 )
@@ -188,8 +189,7 @@ class NextObservationDelta(Transform):
         for key in self.keys:
             remove(nested, key)
         for name in DELTA_PARTS:
-            if following.get(name, None) is not None:
-                del following[name]
+            following.pop(name, None)
 
     def transform_fake_tensordict(self, tensordict):
         for key in self.keys:
@@ -302,15 +302,9 @@ class NextObservationDelta(Transform):
                     f"the batch holds neither {show(delta_key(key))} nor {show(under_next(key))}",
                     fix="Collect with NextObservationDelta on the env, or with next_obs='delta'.",
                 )
-        if not self.drop_delta:
-            return tensordict
-        if not self.chosen or set(coded) <= set(self.in_keys):
-            for name in DELTA_PARTS if coded else ():
-                nested.pop(name, None)
-            return tensordict
-        for key in self.in_keys:
-            for part in (delta_key(key), scale_key(key), kept_key(key)):
-                remove(tensordict, part)
+        if self.drop_delta:
+            for key in self.in_keys if self.chosen else coded:
+                remove_difference(tensordict, key)
         return tensordict
 
     def _restored(self, after: Tensor) -> Tensor:
