@@ -57,7 +57,7 @@ def choice(
     """Return a value that is among those allowed."""
     if value not in allowed:
         names = [*map(str, allowed)]
-        near = nearest(str(value).lower(), names, 2)
+        near = nearest(str(value).lower(), names, 2, 0.65)
         fix = f"{near + ' ' if near else ''}Choose one of {', '.join(names)}."
         raise error(f"unknown {name} {value!r}", where=where, fix=fix)
     return value
