@@ -196,10 +196,12 @@ class TargetUpdate(ABC):
         if self._watch is None or self._watch.version:
             pairs = self.loss_module.target_pairs()
             sources, targets = ([x for pair in pairs for x in _floats(pair[i])] for i in (0, 1))
-            if not sources or [x.shape for x in sources] != [x.shape for x in targets]:
+            shapes = ([tuple(x.shape) for x in tensors] for tensors in (sources, targets))
+            unlike = next((pair for pair in itertools.zip_longest(*shapes) if pair[0] != pair[1]), None)
+            if not sources or unlike is not None:
                 raise ArgumentError(
                     "the target networks cannot follow what is trained", where=type(self.loss_module).__name__,
-                    why=_difference(sources, targets),
+                    why=f"{unlike[0]} is trained, and {unlike[1]} is to follow" if unlike else "they have no parameters",
                     fix="Change a layer in both networks, or build the loss and its updater anew.",
                 )  # fmt: skip
             own = [self.loss_module] if isinstance(self.loss_module, nn.Module) else []
@@ -305,15 +307,6 @@ def _pieces(*lists: list[Tensor]) -> list[list[Tensor]] | None:
     if not whole or any(found != starts[0] for found in starts):
         return None
     return [[tensors[0].detach().as_strided((ends[-1],), (1,))] for tensors in lists]
-
-
-def _difference(sources: list[Tensor], targets: list[Tensor]) -> str:
-    """Say why tensors of two networks are no pairs."""
-    if len(sources) != len(targets):
-        return f"{len(sources)} tensors are trained, and {len(targets)} are to follow"
-    pairs = ((tuple(x.shape), tuple(y.shape)) for x, y in zip(sources, targets, strict=True))
-    wrong = next((pair for pair in pairs if pair[0] != pair[1]), None)
-    return "the networks have no parameters" if wrong is None else f"one of shape {wrong[0]} has a target of {wrong[1]}"
 
 
 def _floats(module: nn.Module) -> list[Tensor]:

@@ -154,16 +154,12 @@ class NextStateReconstructor(Transform):
         return tensordict
 
     def _marker(self, tensordict: TensorDictBase, key: Key | None) -> Tensor | None:
-        if key is None:
-            return None
-        value = tensordict.get(key, None)
-        if value is None:
-            if self.strict:
-                raise MissingKeyError(
-                    f"NextStateReconstructor looks at {show(key)}, which the batch does not hold",
-                    fix="Keep it (keep_keys), name another key, or None to do without.",
-                )
-            return None
+        value = None if key is None else tensordict.get(key, None)
+        if value is None and key is not None and self.strict:
+            raise MissingKeyError(
+                f"NextStateReconstructor looks at {show(key)}, which the batch does not hold",
+                fix="Keep it (keep_keys), name another key, or None to do without.",
+            )
         return value
 
     def _missing(self, tensordict: TensorDictBase) -> list[Key]:
