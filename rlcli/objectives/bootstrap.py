@@ -201,7 +201,7 @@ class TargetUpdate(ABC):
             if not sources or unlike is not None:
                 raise ArgumentError(
                     "the target networks cannot follow what is trained", where=type(self.loss_module).__name__,
-                    why=f"{unlike[0]} is trained, and {unlike[1]} is to follow" if unlike else "they have no parameters",
+                    why=f"{unlike[0]} is trained, {unlike[1]} is to follow" if unlike else "there are no parameters",
                     fix="Change a layer in both networks, or build the loss and its updater anew.",
                 )  # fmt: skip
             own = [self.loss_module] if isinstance(self.loss_module, nn.Module) else []
