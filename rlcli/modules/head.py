@@ -186,7 +186,7 @@ def action_head(action_spec: TensorSpec, batch_dims: int, distribution: str = "a
     ConfigError
         For a spec without a distribution, or a distribution that does not fit it.
     """
-    arguments.choice("distribution", distribution, DISTRIBUTIONS, where="policy.distribution", error=ConfigError)
+    arguments.choice("distribution", distribution, DISTRIBUTIONS, ConfigError)
     key, spec = single_action(action_spec)
     shape = tuple(spec.shape[batch_dims:])
     refuse(len(shape) != (0 if isinstance(spec, Categorical) else 1),

@@ -47,7 +47,7 @@ def activation_class(name: str | Callable[[], nn.Module]) -> Callable[[], nn.Mod
             "an activation is a name or a class of modules", where="policy.activation", why=f"got {name!r}",
             fix='Use "tanh", nn.Tanh, or lambda: nn.LeakyReLU(0.2).',
         )  # fmt: skip
-    return ACTIVATIONS[arguments.choice("activation", name, ACTIVATIONS, where="policy.activation", error=ConfigError)]
+    return ACTIVATIONS[arguments.choice("activation", name, ACTIVATIONS, ConfigError)]
 
 
 _activation = activation_class  # an argument of `MLP` has its name
@@ -288,7 +288,7 @@ def network(
 
 def front_of(spec: Composite, keys: Sequence[Key], net: str) -> Encoder | None:
     """Return what encodes the observations for the layers; None for a float32 vector."""
-    arguments.choice("network", net, NETS, where="policy", error=ConfigError)
+    arguments.choice("network", net, NETS, ConfigError)
     if net in ("mlp", "cnn") and len(keys) > 1:
         raise ConfigError(
             f"policy={net} reads one observation", why=f"the env has {', '.join(map(show, keys))}",

@@ -19,8 +19,7 @@ from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError, in_words
 from rlcli.keys import ACTION, ACTION_VALUE, CHOSEN_ACTION_VALUE, OBSERVATION, Key, show, unravel
-from rlcli.modules.distributions.discrete import CategoricalFamily
-from rlcli.modules.distributions.family import ArrayParams, Params
+from rlcli.modules.distributions.family import ArrayParams, Family, Params
 from rlcli.modules.exploration import ExplorationType, exploration_type
 from rlcli.modules.masks import LOWEST, LogitMask, allowed, pick
 from rlcli.modules.nets import MLP
@@ -315,10 +314,11 @@ class EGreedyModule(TensorDictModuleBase):
         return td.set(self.action_key, torch.where(explore, drawn.to(action.dtype), action))
 
 
-class EGreedyFamily(CategoricalFamily):
+class EGreedyFamily(Family):
     """Explore among values `[*B, k]`; actions int64 `[*B]`."""
 
     param_names = ("action_value",)
+    event_dims = 0
 
     def __init__(self, eps: Callable[[], float] | None = None, n: int | None = None, *, masked: bool = False) -> None:
         self.explores = eps is not None
@@ -331,7 +331,10 @@ class EGreedyFamily(CategoricalFamily):
             fix="Use a ProbabilisticActor, or ExplorationType.MODE.",
         )
 
-    log_prob = entropy = mean = log_prob_and_entropy = divergence = _none_of_it  # type: ignore[assignment]
+    log_prob = entropy = mean = _none_of_it  # type: ignore[assignment]
+
+    def mode(self, params: Params) -> Tensor:
+        return params[0].argmax(-1)
 
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         best = self.mode(params)
@@ -356,6 +359,10 @@ class EGreedyFamily(CategoricalFamily):
     def options(self, k: int) -> tuple[int, ...]:
         return (max(k, self.n or k),)
 
+    def is_legal(self, params: ArrayParams) -> bool:
+        """Say whether each row has a finite value; other actions may have -inf."""
+        return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
+
     def draw(self, params: Any, noise: Any) -> Any:
         if isinstance(noise, np.ndarray):
             return self.draw_rows(params, noise)
@@ -371,3 +378,6 @@ class EGreedyFamily(CategoricalFamily):
             values = params[0][rows]
             out[rows] = pick(values > LOWEST, values.shape[1:], noise[rows, None])[0][:, 0]
         return out
+
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+        return params[0].argmax(1, out)

@@ -148,7 +148,9 @@ class PopArt(ValueNorm):
                 "the layer that PopArt is given is none of the network's", why=f"got {layer}",
                 fix="Make a new PopArt if the layer was replaced.",
             )  # fmt: skip
-        return [] if layer is None else [_with_bias(layer)]
+        if layer is not None and layer.bias is None:
+            raise ArgumentError("PopArt moves the bias of the value network's last layer", why="it has none")
+        return [] if layer is None else [layer]
 
     @contextmanager
     def calling(self) -> Iterator[None]:
@@ -249,12 +251,6 @@ def _memory(p: Tensor) -> int:
 def _as_written() -> AbstractContextManager[Any]:
     """Run compiled networks as they were written; where no compiler is loaded, none was."""
     return torch.compiler.set_stance("force_eager") if COMPILER in sys.modules else nullcontext()
-
-
-def _with_bias(layer: nn.Linear) -> nn.Linear:
-    if layer.bias is None:
-        raise ArgumentError("PopArt moves the bias of the value network's last layer", why="it has none")
-    return layer
 
 
 def _unwritten(why: str) -> ArgumentError:
