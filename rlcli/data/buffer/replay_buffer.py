@@ -186,8 +186,11 @@ class ReplayBuffer:
         sampler = self.stream.sampler
         written = self._transforms.write(batch) if self._transforms.parts else batch
         priorities = self._priorities_of(batch, written) if sampler.has_priorities else []
-        rows = self.ring.extend(written)
-        sampler.extended(self.ring, len(rows))
+        cursor = self.ring.cursor
+        try:
+            rows = self.ring.extend(written)
+        finally:  # a commit that the disk refuses leaves them stored
+            sampler.extended(self.ring, (self.ring.cursor - cursor) * self.ring.lanes)
         for part, priority in priorities:
             sampler.update_priority(self.ring, rows[part], priority)
         return rows
@@ -231,6 +234,8 @@ class ReplayBuffer:
             self.sampler.overwritten(self.ring, rows)
             for part, priority in priorities:
                 self.sampler.update_priority(self.ring, rows[part], priority)
+            if self.storage.due():
+                self.storage.commit(self.ring.content)
 
     def empty(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""

@@ -10,16 +10,15 @@ rows are plain.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import bytes_of, listed_fields
+from rlcli.data.fields import listed_fields
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.next_obs.pairs import Pairs, indices_of
 from rlcli.data.ring.layout import RingLayout
@@ -252,24 +251,6 @@ class Contents:
             except BaseException:
                 self.coded = before
                 raise
-
-    # ---- a write that is taken back ----------------------------------------------------------------------------
-    def before(self, rows: np.ndarray | None = None) -> Callable[[], None]:
-        """Return what brings back all of this as it is now, with `rows` (int64 `[N]`) about to be written over."""
-        changing = ("index", "pairs", "stacks", "sparse", "choices", "unfollowed")
-        kept, coded = copy.deepcopy({name: getattr(self, name) for name in changing}), self.coded
-        written_over = None if rows is None else self.storage.gather(rows)
-
-        def bring_back() -> None:
-            vars(self).update(kept)
-            self.index.find_pool()
-            self.storage.take_back(self.index.cursor * self.space.lanes)
-            if rows is not None and written_over is not None:
-                columns, now = self.as_coded(coded, written_over), self.storage.gather(rows)
-                if any(not torch.equal(bytes_of(column), bytes_of(now[key])) for key, column in columns.items()):
-                    self.storage.scatter(rows, columns)  # they were written, so the disk is not asked again
-
-        return bring_back
 
     def as_coded(self, before: CodedRows | None, columns: dict[Key, Tensor]) -> dict[Key, Tensor]:
         """Return columns that were stored as the codes `before` say, as they are stored now."""

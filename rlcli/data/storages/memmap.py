@@ -220,9 +220,6 @@ class LazyMemmapStorage(Storage):
         self._table.put(number, columns, count)
         self.total += count
 
-    def take_back(self, number: int) -> None:
-        self.total = number
-
     def _reserve(self, count: int) -> None:
         """Reserve the files that the next `count` steps need."""
         self._take_away()
@@ -301,9 +298,9 @@ class LazyMemmapStorage(Storage):
                 self._unnamed.remove(path)
 
     # ---- what survives -----------------------------------------------------------------------------------------
-    def due(self, count: int = 0) -> bool:
+    def due(self) -> bool:
         waited = time.monotonic() - self._settled
-        return waited >= self.commit_seconds or self.total + count - self.acknowledged >= self._spare
+        return waited >= self.commit_seconds or self.total - self.acknowledged >= self._spare
 
     def commit(self, state: State | None = None) -> None:
         """Acknowledge all that was written; drop the segments that nobody needs any more.

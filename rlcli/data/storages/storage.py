@@ -171,8 +171,8 @@ class Storage(ABC):
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         """Rows from `number` on, from columns `[N, *F]` of all fields, N at most the capacity.
 
-        The first number may be any; then each write goes on where the one before it ended, or where rows were taken
-        back. All of it is written or, if there is no room, nothing that was readable changes.
+        The first number may be any; then each write goes on where the one before it ended. All of it is written or, if
+        there is no room, nothing that was readable changes.
 
         Raises
         ------
@@ -213,10 +213,6 @@ class Storage(ABC):
         ResourceError
             There is no room.
         """
-        return
-
-    def take_back(self, number: int) -> None:
-        """Rows from this number on, which were written last and not committed, never were."""
         return
 
     def exchange(
@@ -285,8 +281,8 @@ class Storage(ABC):
         return out if own(self, "gather") else {key: column.contiguous() for key, column in out.items()}
 
     # ---- what survives this process --------------------------------------------------------------------------------
-    def due(self, count: int = 0) -> bool:
-        """Whether the owner is to call `commit` after a write of `count` rows more."""
+    def due(self) -> bool:
+        """Whether the owner is to call `commit` after this write."""
         return False
 
     def commit(self, state: State | None = None) -> None:

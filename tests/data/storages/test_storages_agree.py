@@ -100,19 +100,6 @@ def test_a_storage_may_begin_at_any_row(tmp_path, kind):
         assert same(storage.gather(np.arange(start, start + len(new["flag"])) % CAPACITY), new)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_were_taken_back_may_be_written_again(tmp_path, kind):
-    storage, plain = KINDS[kind](tmp_path), LazyTensorStorage(CAPACITY)
-    for one in (storage, plain):
-        one.declare(fields(), CAPACITY)
-        one.write(0, columns(80, 0))
-        one.write(80, columns(30, 1))
-        one.take_back(95)
-        one.write(95, columns(40, 2))
-    rows = np.arange(CAPACITY)
-    assert same(storage.gather(rows), plain.gather(rows))
-
-
 @pytest.mark.parametrize("number", [1200, 1256])
 def test_a_storage_on_disk_takes_rows_in_order(tmp_path, number):
     storage = on_disk(tmp_path)
