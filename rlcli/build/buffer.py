@@ -61,7 +61,7 @@ def build_buffer(
         storage=storage, sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
         next_obs=of_buffer(cfg.memory.next_obs),
         frame_stack=frame_stacks(cfg, collector.rows()) or None,
-        codes=cfg.storage.codes,
+        codes=cfg.storage.codes and collector.rows().choices,
     )  # fmt: skip
     if KEEPS[cfg.memory.next_obs] == CODED:
         buffer.append_transform(transforms.NextObservationDelta())

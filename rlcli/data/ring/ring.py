@@ -55,7 +55,7 @@ class Ring:
         *,
         next_obs: str = "auto",
         frame_stack: int | Mapping[Key, int] | None = None,
-        codes: bool = False,
+        codes: bool | Mapping[Key, int] = False,
     ) -> None:
         arguments.choice("next_obs", next_obs, ("auto", "exact", "full"))
         for frames in frame_stack.values() if isinstance(frame_stack, Mapping) else [frame_stack]:
@@ -186,7 +186,8 @@ class Ring:
         contents = self.contents
         if markers == self.markers:
             return
-        contents.keep_ids(markers.traj_key)
+        if contents.coded is not None:
+            contents.coded.need_ids(markers.traj_key)
         remark(contents, markers)
 
     # ---- writing -----------------------------------------------------------------------------------------------
@@ -254,11 +255,12 @@ class Ring:
         markers = Markers.among(fields, *self.asked)
         layout = RingLayout(fields, lane_shape, markers, keys, exact and bool(keys), stacked)
         contents = Contents(self.storage, layout)
-        if self.packs and self.storage.device.type == "cpu" and not self.storage.elsewhere:
-            from rlcli.data.codes import codes_for  # flags, one-hots, small integers and ids
+        if self.packs is not False and self.storage.device.type == "cpu" and not self.storage.elsewhere:
+            from rlcli.data.codes import choose  # flags, one-hots, small integers and ids
 
+            counts = {} if isinstance(self.packs, bool) else {unravel(key): n for key, n in self.packs.items()}
             apart, traj_key = contents.stacks, layout.markers.traj_key
-            contents.pack_by(codes_for(contents.stored, columns, len(lead), apart=apart, traj_key=traj_key))
+            contents.pack_by(choose(contents.stored, counts, apart=apart, traj_key=traj_key))
         return self._declare(contents)
 
     def lay_out(self, layout: RingLayout, codes: Sequence[Code] = ()) -> None:

@@ -16,7 +16,7 @@ LZ4 takes what no patch can say; it is decoded by a compiled loop, many frames a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from rlcli.data.storages.frame_column import FrameColumn, pack_frames
-from rlcli.data.storages.storage import Again, State, Storage
-from rlcli.data.storages.tensor import LazyTensorStorage, exchange
+from rlcli.data.storages.storage import Storage
+from rlcli.data.storages.tensor import LazyTensorStorage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.specs.field import Field
@@ -85,18 +85,6 @@ class CompressedStorage(Storage):
             return width, ""
         part = SINGLE if single else WHOLE
         return max(1, width // part), f"about 1/{part} of its size, depending on the images"
-
-    def _exchange(
-        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
-        state: State | None,
-    ) -> None:  # fmt: skip
-        """Make the columns that come beside those that go; frames that stay are not read."""
-        made = CompressedStorage(self.max_size, longest=self.longest, widest=self.widest)
-        exchange(self, made, fields, kept, again, parts)
-        frames = self.frames | made.frames
-        self.frames = {key: frames[key] for key in fields if key in frames and key not in made._plain.fields}
-        self._plain.take_in({key: field for key, field in fields.items() if key not in self.frames}, made._plain)
-        self.fields = dict(fields)
 
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         rows = np.arange(number, number + len(next(iter(columns.values())))) % self.capacity

@@ -222,9 +222,6 @@ class MappedStorage(Storage):
             fix="Copy them: open_buffer(path, max_size=N) gives a buffer in memory that can be extended.",
         )  # fmt: skip
 
-    def exchange(self, *_: Any) -> NoReturn:
-        self.need_writable()
-
     def clear(self) -> None:
         """Let go of the files, which stay as they are."""
         self.fields, self.capacity, self._state = {}, self.max_size, None
