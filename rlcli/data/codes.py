@@ -72,11 +72,6 @@ class Record(NamedTuple):
             at += codes[place].wide * (counts[place] if codes[place].kind == NARROW else 1)
         return cls(at, table)
 
-    @property
-    def field(self) -> Field:
-        """Return the field of the stored column."""
-        return Field((self.width,), torch.uint8)
-
 
 def one_of(dtype: torch.dtype) -> int:
     """Return the bytes of a one, as a signed whole number; 1 for what has none."""
@@ -111,7 +106,7 @@ class CodedRows:
         self.plain = [key for key in fields if key not in coded]
         self.stored = {key: fields[key] for key in self.plain}
         if self._packed:
-            self.stored[RECORD] = self._record.field
+            self.stored[RECORD] = Field((self._record.width,), torch.uint8)
 
     def pack(self, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         """Return columns ``[N, *F]`` of all keys as they are stored."""
