@@ -24,9 +24,7 @@ from rlcli.data.fields import DTYPES
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.typed import Check, Misfit, choice, listed, mapping, parsed, record, row, text, whole
 
-_DTYPES: dict[str, torch.dtype] = {
-    name: dtype for name, dtype in _TYPES.items() if dtype in DTYPES.values()
-}  # as such files name them
+_DTYPES = {name: dtype for name, dtype in _TYPES.items() if isinstance(dtype, torch.dtype)}  # as such files name them
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
