@@ -213,11 +213,10 @@ class TrajectoryIndex(IndexArrays):
         Raises
         ------
         ArgumentError
-            Nothing is stored, or no trajectory is long enough.
+            No trajectory is long enough.
         """
         left, right = check_request(slice_len, count, span, weighting)
-        if not self.cursor:
-            raise ArgumentError("nothing was stored yet, so no slice can be drawn")
+        assert self.cursor  # whoever samples has looked
         least, by_rows = slice_len if strict else 1, weighting == "transition"
         rows, sizes = np.empty(count * slice_len, np.int64), np.empty(count, np.int64)
         fails = np.zeros(2, np.int64)
@@ -318,15 +317,8 @@ class RandomStream:
         self.state[:] = np.random.SeedSequence(arguments.count("seed", seed, 0)).generate_state(4, np.uint64)
 
     def integers(self, bound: int, count: int) -> np.ndarray:
-        """Uniform integers in ``[0, bound)``, int64 ``[count]``.
-
-        Raises
-        ------
-        ArgumentError
-            There is none.
-        """
-        if bound < 1:
-            raise ArgumentError("integers are drawn below a bound from 1 on", where="bound", why=f"got {bound}")
+        """Uniform integers in ``[0, bound)``, int64 ``[count]``."""
+        assert bound > 0
         out = np.empty(count, np.int64)
         kernels.index.draw.integers(self.state, bound, out)
         return out

@@ -213,8 +213,7 @@ class LazyMemmapStorage(Storage):
         count = len(next(iter(columns.values())))
         if self.total == self.first:  # nothing is stored yet: begin where the owner begins
             self.first = self.total = self.acknowledged = number
-        if number != self.total:
-            raise ArgumentError("rows are written in order", why=f"row {number}, next is {self.total}")
+        assert number == self.total, (number, self.total)
         self._reserve(count)
         self._table.put(number, columns, count)
         self.total += count
@@ -236,9 +235,7 @@ class LazyMemmapStorage(Storage):
     def _ready(self, rows: np.ndarray) -> np.ndarray:
         """Let these rows be written over; their numbers."""
         numbers = self._numbers(rows)
-        if len(numbers) and numbers.min() < 0:
-            why = f"row {rows[numbers.argmin()]}"
-            raise ArgumentError("a row that was never written cannot be written over", why=why)
+        assert not len(numbers) or numbers.min() >= 0, "a row was never written"
         self.need_writable()
         self._take_away()
         for number in np.unique(numbers[numbers < self.acknowledged] // self.segment_rows).tolist():
@@ -290,18 +287,12 @@ class LazyMemmapStorage(Storage):
         ------
         ResourceError
             The disk refuses, or this is a forked child.
-        ArgumentError
-            The rows are those of a ring in no buffer, which has to give its state.
         """
         if not self.fields:
             return
         self.need_writable()
         state = self._owners_state() if state is None else state
-        if state is None and self._journal is not None and self._journal.committed.state is not None:
-            raise ArgumentError(
-                "rows have to be committed together with the state of their buffer", where=self.where,
-                fix="Pass it: storage.commit(ring.content).",
-            )  # fmt: skip
+        assert state is not None or self._journal is None or self._journal.committed.state is None, self.where
         first = max(self.first, self.total - self.capacity)
         gone = self._unnamed + self._files_before(first)
         with uninterrupted():
@@ -402,8 +393,7 @@ class LazyMemmapStorage(Storage):
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         self._need_declared()
         out = self._table.gather(self._numbers(rows), keys)
-        if out is None:
-            raise ArgumentError("a row was never written", why=f"{self.total - self.first} steps are stored")
+        assert out is not None, "a row was never written"
         if self.device.type == "cpu":
             return out
         return {key: column.to(self.device, non_blocking=True) for key, column in out.items()}

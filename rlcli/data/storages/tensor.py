@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlcli import kernels
 from rlcli.data.storages.storage import PlainColumns, Storage, by_row, contiguous
-from rlcli.errors import ArgumentError, ResourceError
+from rlcli.errors import ResourceError
 from rlcli.graphs import host
 from rlcli.graphs.static import empty_here, sent
 from rlcli.keys import Key
@@ -159,10 +159,6 @@ class LazyTensorStorage(Storage):
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        if not self.fields:
-            raise ArgumentError(
-                "the storage holds no rows", why="nothing was stored yet", fix="Extend the buffer first."
-            )
         chosen = self.fields if keys is None else {key: self.fields[key] for key in keys}
         if self.elsewhere:
             there = sent({"": torch.from_numpy(rows)}, self.device)

@@ -72,7 +72,7 @@ def test_a_row_that_was_never_written_is_refused(tmp_path, kind):
     storage.declare(fields(), CAPACITY)
     storage.write(0, columns(5, 0))
     for rows in ([5000], [-1], [60], [0, 5]):
-        with refused(ArgumentError, "written"):
+        with pytest.raises(AssertionError, match="written"):
             storage.gather(np.array(rows))
 
 
@@ -105,7 +105,8 @@ def test_a_storage_on_disk_takes_rows_in_order(tmp_path, number):
     storage = on_disk(tmp_path)
     storage.declare(fields(), CAPACITY)
     storage.write(1240, columns(15, 0))
-    refused(ArgumentError, "order", lambda: storage.write(number, columns(5, 1)))
+    with pytest.raises(AssertionError):
+        storage.write(number, columns(5, 1))
     assert same(storage.gather(np.arange(1240, 1255) % CAPACITY), columns(15, 0))
 
 
