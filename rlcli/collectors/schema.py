@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rlcli.arguments import nearest
-from rlcli.data.next_obs.modes import KEEPS, next_in, overflows, shared, stored
+from rlcli.data.next_obs.modes import KEEPS, choices_of, next_in, overflows, shared, stored
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
 from rlcli.keys import (
@@ -35,7 +35,6 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.specs import Categorical, MultiCategorical, OneHot, TensorSpec
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.specs.field import BATCH, LATE, NONE, OWN, PASS, ROW, SPARSE, Field, Fields
 from rlcli.transforms import Faces
@@ -127,16 +126,10 @@ class RowSchema:
     def rows(self, env: EnvBase, lanes: int, steps: int) -> RowSchema:
         """Return the schema of batches `[lanes, steps]` as tensors, of what the consumer gets."""
         leaves = [(ACTION, env.action_spec), *env.full_observation_spec.items(True, True)]
-        choices = {unravel(key): n for key, leaf in leaves if (n := _choices(leaf)) is not None}
+        choices = {unravel(key): choices_of(leaf) for key, leaf in leaves}
         kept = {key: f for key, f in {**self.fields, **self.late}.items() if f.stored or f.next != NONE}
         fields = {key: replace(f, dtype=torch_dtype(f.dtype), choices=choices.get(key)) for key, f in kept.items()}
         return replace(self, lanes=lanes, steps=steps, late={}, fields=fields)
-
-    @property
-    def choices(self) -> dict[Key, int]:
-        """Return how many values keys have, and their next ones, that are a choice among some."""
-        known = {key: field.choices for key, field in self.fields.items() if field.choices}
-        return known | {under_next(key): n for key, n in known.items()}
 
     @property
     def frames(self) -> int:
@@ -229,13 +222,3 @@ def row_specs(env: EnvBase) -> dict[str, str]:
     one = (0,) * len(env.batch_size)
     leaves = {**dict(env.full_observation_spec.items(True, True)), **dict(env.full_action_spec.items(True, True))}
     return {show(unravel(key)): repr(leaf[one] if one else leaf) for key, leaf in leaves.items()}
-
-
-def _choices(spec: TensorSpec) -> int | None:
-    """Return how many values there are: of a one-hot vector as many as it has numbers, of indices another number."""
-    if isinstance(spec, OneHot):
-        return spec.n
-    if not isinstance(spec, Categorical | MultiCategorical):
-        return None
-    most = spec.n if isinstance(spec, Categorical) else max(spec.nvec)
-    return most + (spec.shape[-1:] == (most,))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
-from rlcli.data.next_obs.modes import KEEPS, shared
+from rlcli.data.next_obs.modes import KEEPS, counts_of, shared
 from rlcli.data.next_obs.rows import Successors
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
@@ -291,4 +291,4 @@ def _packed(codes: bool, rows: RowSchema, fields: Mapping[Key, Field], stacks: M
     from rlcli.data.ring.layout import Markers
 
     traj_key = Markers.among(fields).traj_key
-    return CodedRows(fields, choose(fields, rows.choices, apart=stacks, traj_key=traj_key) if codes else ())
+    return CodedRows(fields, choose(fields, counts_of(rows.fields), apart=stacks, traj_key=traj_key) if codes else ())

@@ -317,8 +317,15 @@ class RandomStream:
         self.state[:] = np.random.SeedSequence(arguments.count("seed", seed, 0)).generate_state(4, np.uint64)
 
     def integers(self, bound: int, count: int) -> np.ndarray:
-        """Uniform integers in ``[0, bound)``, int64 ``[count]``."""
-        assert bound > 0
+        """Uniform integers in ``[0, bound)``, int64 ``[count]``.
+
+        Raises
+        ------
+        ArgumentError
+            There is none.
+        """
+        if bound < 1:
+            raise ArgumentError("integers are drawn below a bound from 1 on", where="bound", why=f"got {bound}")
         out = np.empty(count, np.int64)
         kernels.index.draw.integers(self.state, bound, out)
         return out

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from rlcli.data.storages.storage import MOST_ROWS
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
 from rlcli.specs.field import Field
-from rlcli.typed import Misfit, anything, kinds, listed, optional, record, row, text, whole
+from rlcli.typed import Misfit, anything, kinds, listed, optional, parsed, record, row, text, whole
 
 FORMAT, VERSION = "rlcli-rows", 3
 SIZE = whole(1, MOST_ROWS)  # of a storage, in rows
@@ -173,6 +174,7 @@ class RowJournal:
                     raise taken(folder)
                 created = True
                 first = {"kind": "header", "format": FORMAT, "version": VERSION, "number": 0, **header}
+                _need_readable(first, path)
                 self._journal.append(first)
                 disk.sync_folder(folder)
             self.committed = before or Committed(path)
@@ -254,6 +256,17 @@ class RowJournal:
     def abandon(self) -> None:
         """Let other processes write, and say nothing; once."""
         self._journal.close()
+
+
+def _need_readable(record: Record, path: Path) -> None:
+    """Refuse to write what could not be read again."""
+    try:
+        RECORDS(parsed(json.dumps(record).encode()))
+    except Misfit as error:
+        raise ArgumentError(
+            "rows like these could not be read again", where=str(path), why=str(error),
+            fix="Store smaller rows, with fewer dims, or keep them in memory.",
+        ) from error  # fmt: skip
 
 
 def header_of(fields: Mapping[Key, Field], *, capacity: int, max_size: int, ndim: int, rows: int) -> dict[str, Any]:
