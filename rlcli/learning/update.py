@@ -79,12 +79,12 @@ class Update:
         self._look = asks or not self.optimizer.can_skip
         # what a compiled loss reads, and a graph
         self._epsilon = torch.zeros((), device=self.flat.tensor.device) if compile or not asks else None
-        record = None if compile or self._look else graph.recorder_of(self.flat.tensor.device)
+        record = graph.recorder_of(self.flat.tensor.device)
         self.graphs: CapturedSteps | None = None
         if record is not None:
             from rlcli.learning.captured_step import CapturedSteps
 
-            self.graphs = CapturedSteps(loss, self.step, targets, record)
+            self.graphs = CapturedSteps(loss, self.step, targets, record, compile)
         self._names: list[Key] = []  # the loss's keys as they were when it was asked which of them it reads
         self._look_at_keys()
         self._beside = StateBeside(loss, *loss.networks)
@@ -152,8 +152,8 @@ class Update:
             gradient = None
         if gradient is None and minibatch:
             gradient = self._gradient = self.gradient.of(minibatch)
-        if self.graphs is not None and gradient is not None and self.ranks is None and self.optimizer.begun:
-            captured = self.graphs.of(gradient, minibatch)
+        if self.graphs is not None and gradient is not None and self.optimizer.begun:
+            captured = self.graphs.of(gradient, minibatch, self.ranks is not None)
             if captured is not None:
                 row, errors = captured.on(minibatch)
                 self._means.add_row(row, captured.names)

@@ -33,7 +33,7 @@ FOREIGN |= {
     *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
     *(NormalParamExtractor, biased_softplus),
 }
-_EVERYWHERE = (
+EVERYWHERE = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
     torch_module._global_backward_hooks,
@@ -51,7 +51,7 @@ _CALLS = ("forward", "_call_impl")  # what one module has of its own instead of 
 def plain(module: Any, base: type = object) -> bool:
     """Say whether calling `module`, a `base`, does what its declared class says and nothing else."""
     whole = isinstance(module, nn.Module) and isinstance(module, base) and own(module)
-    return whole and not (any(_EVERYWHERE) or hooked(module))
+    return whole and not (any(EVERYWHERE) or hooked(module))
 
 
 def hooked(module: nn.Module) -> bool:
@@ -115,8 +115,8 @@ class ModuleWatch(Generic[T]):
         self._inside = list(chain.from_iterable(map(dict.values, self._tables)))
         hooks = [getattr(part, name) for part in parts for name in _HOOKS]
         self._filled = [x for x in hooks if x]
-        self._empty = [x for x in (*hooks, *tables, *_EVERYWHERE) if not x]
-        self._everywhere = [x for x in _EVERYWHERE if x]
+        self._empty = [x for x in (*hooks, *tables, *EVERYWHERE) if not x]
+        self._everywhere = [x for x in EVERYWHERE if x]
         calls = [(vars(part), name) for part in parts for name in _CALLS]
         self._plain = [table for table, name in calls if name not in table]
         self._names = [name for table, name in calls if name not in table]

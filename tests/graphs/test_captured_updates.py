@@ -7,11 +7,14 @@ import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
 from face import Update
+from face import refused as refused_by
 from standin import NotCapturable, StandIn
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from rlcli.errors import ConfigError
 from rlcli.graphs import graph, host
+from rlcli.graphs.captured import told
 from rlcli.learning.optimizer import Linear
 from rlcli.modules import Categorical, NatureCNN, ProbabilisticActor, ValueOperator
 from rlcli.modules.actors import ActorValueOperator
@@ -165,7 +168,86 @@ def test_replayed_steps_of_every_optimizer_are_the_plain_ones(name, options, mon
 def test_a_rate_that_the_host_gives_is_no_graph(monkeypatch):
     options = {"optimizer": "sgd", "optimizer_options": {"momentum": 0.9, "fused": False}}
     _, one, _ = learned("normal", A2CLoss, StandIn.record, monkeypatch, **options)
-    assert one.graphs is None  # and it steps one by one
+    assert not one.graphs._of and [*one.graphs._told] == ["its optimizer takes the learning rate from the host"]
+
+
+def hook_a_parameter(loss, call):
+    return next(loss.parameters()).register_hook(call)
+
+
+def hook_a_parameter_behind(loss, call):
+    return next(loss.parameters()).register_post_accumulate_grad_hook(call)
+
+
+def hook_a_layer(loss, call):
+    return loss.critic_network.module.register_forward_hook(call)
+
+
+def hook_a_layer_backward(loss, call):
+    return loss.critic_network.module.register_full_backward_hook(call)
+
+
+def hook_all(loss, call):
+    return nn.modules.module.register_module_forward_hook(call)
+
+
+@pytest.mark.parametrize(
+    "hook", [hook_a_parameter, hook_a_parameter_behind, hook_a_layer, hook_a_layer_backward, hook_all]
+)
+def test_hooks_are_called_at_every_step_for_as_long_as_they_are_there(hook, monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: StandIn.record)
+    one = Update(A2CLoss(make_actor("normal"), make_critic()))
+    numbers = {"sample_log_prob": torch.zeros(8), "advantage": torch.ones(8, 1), "value_target": torch.zeros(8, 1)}
+    minibatch = {"observation": torch.randn(8, 4), "action": torch.zeros(8, 3), **numbers}
+    seen = []
+
+    def steps():
+        seen.clear()
+        one.begin()
+        for _ in range(5):
+            one.on(minibatch)
+        return len(seen)
+
+    steps()
+    assert [step.captured.proven for step in one.graphs._of.values()] == [True]
+    handle = hook(one.loss, lambda *given: seen.append(given))
+    try:
+        assert steps() >= 5
+        assert any("hooks on its" in line for line in told())
+        with monkeypatch.context() as m:
+            m.setattr(graph, "_mode", "require")
+            one.graphs.forget()
+            refused_by(ConfigError, "hooks on its", steps)
+    finally:
+        handle.remove()
+    assert steps() == 0
+    assert [step.captured.proven for step in one.graphs._of.values()] == [True]
+
+
+def test_minibatches_of_too_many_shapes_are_told_of(monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: StandIn.record)
+    one = Update(A2CLoss(make_actor("normal"), make_critic()))
+
+    def step(n):
+        numbers = {"sample_log_prob": torch.zeros(n), "advantage": torch.ones(n, 1), "value_target": torch.zeros(n, 1)}
+        one.on({"observation": torch.randn(n, 4), "action": torch.zeros(n, 3), **numbers})
+
+    for n in (2, 2, 3, 4, 5):
+        step(n)
+    assert not one.graphs._told
+    step(6)
+    assert [line for line in told() if "more than 4 shapes" in line]
+    monkeypatch.setattr(graph, "_mode", "require")
+    refused_by(ConfigError, "more than 4 shapes", lambda: (one.graphs._told.clear(), step(7)))
+
+
+def test_a_loss_that_torch_compiles_is_told_of(monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: StandIn.record)
+    one = Update(A2CLoss(make_actor("normal"), make_critic()), compile=True)
+    assert one.graphs._refusal() == "torch compiles its loss"
 
 
 def test_a_loaded_state_is_the_one_that_replays_step_from(monkeypatch):
