@@ -324,7 +324,8 @@ class Step:
             return self(figures)
         grad, loss = self.flat.grad, torch.as_tensor(figures["loss"])
         norm = torch.linalg.vector_norm(grad)
-        bad = (~torch.isfinite(norm + loss)).float()
+        both = norm + loss
+        bad = (both - both != 0).float()  # not finite
         if self.max_grad_norm is not None:
             scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             grad.mul_(scale.nan_to_num())  # the gaps, which nobody writes again, stay 0

@@ -16,11 +16,13 @@ from rlcli.errors import ConfigError
 from rlcli.graphs import graph, host
 from rlcli.graphs.captured import told
 from rlcli.learning.optimizer import Linear
-from rlcli.modules import Categorical, NatureCNN, ProbabilisticActor, ValueOperator
+from rlcli.modules import Categorical as CategoricalActions
+from rlcli.modules import NatureCNN, ProbabilisticActor, ValueOperator, build_q_actor
 from rlcli.modules.actors import ActorValueOperator
-from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, PPOLoss, ReinforceLoss
+from rlcli.objectives import A2CLoss, ClipPPOLoss, DQNLoss, KLPENPPOLoss, PPOLoss, ReinforceLoss, SoftUpdate
 from rlcli.objectives.value import GAE
-from tests.learning.test_off_policy_update import learn, sample, update, weights
+from rlcli.specs import Categorical
+from tests.learning.test_off_policy_update import OBSERVED, learn, sample, update, weights
 
 LOSSES = {"ppo": ClipPPOLoss, "ratio": PPOLoss, "kl": KLPENPPOLoss, "a2c": A2CLoss, "reinforce": ReinforceLoss}
 
@@ -94,7 +96,7 @@ def test_a_step_of_an_actor_and_a_critic_that_share_convolutions_is_few_operatio
     net = TensorDictModule(nn.Linear(32, 3), ["hidden"], ["logits"])
     both = ActorValueOperator(
         TensorDictModule(trunk, ["observation"], ["hidden"]),
-        ProbabilisticActor(net, ["logits"], distribution_class=Categorical, return_log_prob=True),
+        ProbabilisticActor(net, ["logits"], distribution_class=CategoricalActions, return_log_prob=True),
         ValueOperator(nn.Linear(32, 1), ["hidden"]),
     )
     one = Update(ClipPPOLoss(both.get_policy_operator(), both.get_value_operator()))
@@ -125,7 +127,7 @@ def off_policy(kind, record, monkeypatch, steps=12, gradient="autograd"):
     return one, found
 
 
-@pytest.mark.parametrize(("kind", "gradient"), [("dqn", "autograd"), ("sac", "autograd"), ("sac", "auto")])
+@pytest.mark.parametrize(("kind", "gradient"), [(kind, way) for kind in ("dqn", "sac") for way in ("autograd", "auto")])
 def test_replayed_steps_on_samples_are_the_plain_ones(kind, gradient, monkeypatch):
     plain, expected = off_policy(kind, refused, monkeypatch, gradient=gradient)
     captured, found = off_policy(kind, StandIn.record, monkeypatch, gradient=gradient)
@@ -137,7 +139,8 @@ def test_replayed_steps_on_samples_are_the_plain_ones(kind, gradient, monkeypatc
     assert figures == plain.figures() and figures["skipped"] == 1 and figures["updates"] == 11
     assert plain.targets.state_dict() == captured.targets.state_dict()
     if gradient == "auto":
-        assert {"draw", "terms", "actor_grad"} <= {*names(step.captured._graph)}
+        own = {"q_learning"} if kind == "dqn" else {"draw", "terms", "actor_grad"}
+        assert own <= {*names(step.captured._graph)}
 
 
 def test_a_step_of_sac_with_two_critics_of_two_hidden_layers_is_few_operations(monkeypatch):
@@ -150,6 +153,19 @@ def test_a_step_of_sac_with_two_critics_of_two_hidden_layers_is_few_operations(m
     found = names(step.captured._graph)
     assert step.captured.proven and step.captured._graph.launches <= 90
     assert [found.count(name) for name in ("draw", "terms", "actor_grad", "lerp_")] == [1, 1, 1, 1]
+
+
+def test_a_step_of_double_dqn_is_few_operations(monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: StandIn.record)
+    actor = build_q_actor(OBSERVED, Categorical(3), hidden=(16, 16), activation="relu", generator=0).actor[0]
+    loss = DQNLoss(actor, loss_function="l2", double_dqn=True)
+    one = Update(loss, SoftUpdate(loss, tau=0.005), max_grad_norm=None)  # as recipes/dqn_cartpole
+    for n in range(4):
+        learn(one, sample("dqn", seed=n))
+    (step,) = one.graphs._of.values()
+    assert step.captured.proven and step.captured._graph.launches <= 45
+    assert names(step.captured._graph).count("lerp_") == 1
 
 
 # ---- what a graph would hold for good, or leave out ----------------------------------------------------------------

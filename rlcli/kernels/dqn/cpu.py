@@ -8,6 +8,8 @@ Per row, with the action taken `a`, weight `w` and the sum of weights `W`,
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rlcli.kernels.compiled import compiled
 
@@ -74,3 +76,20 @@ def q_learning(values, action, next_values, choosing, reward, terminated, gamma,
         loss += share * error
         mean += values[i, action[i]]
     return loss, mean / count
+
+
+def q_learning_of(
+    values: Tensor, action: Tensor, next_values: Tensor, choosing: Tensor, reward: Tensor, terminated: Tensor,
+    steps: Tensor | None, weight: Tensor | None, gamma: float, kind: str,
+) -> list[Tensor]:  # fmt: skip
+    """See `rlcli.kernels.dqn`."""
+    spans = np.empty(0, np.int64) if steps is None else steps.numpy()
+    grad, errors = torch.empty_like(values, memory_format=torch.contiguous_format), values.new_empty(len(values))
+    given = (x.numpy() for x in (values, action, next_values, choosing, reward, terminated))
+    figures = q_learning(*given, gamma, spans, weights_of(weight), KINDS[kind], grad.numpy(), errors.numpy())
+    return [grad, errors, torch.tensor(figures)]
+
+
+def weights_of(weight: Tensor | None) -> np.ndarray:
+    """Return weights, empty where there are none."""
+    return np.empty(0, np.float32) if weight is None else weight.numpy()
