@@ -93,8 +93,8 @@ class CapturedSteps:
     def of(self, gradient: Gradient, minibatch: Minibatch, together: bool = False) -> CapturedStep | None:
         """Return the step for such a minibatch; None where it is no graph by rule. `together`: ranks step so."""
         if gradient not in self._why:
-            self._why, self._told = {gradient: self._refusal()}, {}
-        if why := "ranks add up their gradients in it" if together else self._why[gradient]:
+            self._why, self._told = {gradient: self.refusal(together)}, {}
+        if why := self._why[gradient]:
             self._refuse(why)
             return None
         behind = (self.targets.tau, self.targets.every) if self.targets is not None else ()
@@ -109,9 +109,11 @@ class CapturedSteps:
             step = self._of[kind] = CapturedStep(self, gradient, minibatch)
         return step
 
-    def _refusal(self) -> str:
+    def refusal(self, together: bool = False) -> str:
         """Say by rule why a step is no graph; nothing where it may be one."""
         loss = self.loss
+        if together:
+            return "ranks add up their gradients in it"
         if self.compiled:
             return "torch compiles its loss"
         if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.step.flat.parameters):

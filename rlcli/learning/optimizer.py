@@ -193,7 +193,7 @@ class FlatOptimizer:
     @property
     def reads_rate(self) -> bool:
         """Return True if a step takes `lr` from where it lies: else a graph would hold the one of its recording."""
-        return self.rate is not None and self._direct is not None
+        return self.rate is not None and (self._direct is not None or (self.can_skip and not self.begun))
 
     def step(self, skip: Tensor | None = None) -> None:
         """Move the tensor along its gradient; not if `skip`, a float tensor `[]`, is 1 (never at the first step)."""

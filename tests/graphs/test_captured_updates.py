@@ -263,7 +263,7 @@ def test_a_loss_that_torch_compiles_is_told_of(monkeypatch):
     monkeypatch.setattr(host, "may_ask", lambda x: False)
     monkeypatch.setattr(graph, "recorder_of", lambda device: StandIn.record)
     one = Update(A2CLoss(make_actor("normal"), make_critic()), compile=True)
-    assert one.graphs._refusal() == "torch compiles its loss"
+    assert one.graphs.refusal() == "torch compiles its loss"
 
 
 def test_a_loaded_state_is_the_one_that_replays_step_from(monkeypatch):
