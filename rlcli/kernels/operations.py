@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
-from functools import cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,25 +22,24 @@ def serves(x: Tensor) -> bool:
 class Operations:
     """The operations of a package, by name; `schemas`: what each takes and gives, as torch writes it."""
 
-    def __init__(self, package: str, schemas: Mapping[str, str]) -> None:
+    def __init__(self, package: str, **schemas: str) -> None:
         self._package, self._schemas = package, schemas
 
+    @cached_property
+    def _made(self) -> Any:
+        room = self._package.replace(".", "_")
+        library = torch.library.Library(room, "DEF")
+        for name, schema in self._schemas.items():
+            library.define(name + schema)
+            for key, file in (("CPU", "cpu"), ("CUDA", "triton")):
+                library.impl(name, partial(_call, f"{self._package}.{file}", f"{name}_of"), key)
+        return getattr(torch.ops, room), library  # they live as long as it does
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(_library(self._package, (*self._schemas.items(),))[0], name)
+        return getattr(self._made[0], name)
 
 
-@cache
-def _library(package: str, schemas: tuple[tuple[str, str], ...]) -> Any:
-    room = package.replace(".", "_")
-    library = torch.library.Library(room, "DEF")
-    for name, schema in schemas:
-        library.define(name + schema)
-        for key, file in (("CPU", "cpu"), ("CUDA", "triton")):
-            library.impl(name, partial(_made, f"{package}.{file}", f"{name}_of"), key)
-    return getattr(torch.ops, room), library  # they live as long as it does
-
-
-def _made(file: str, name: str, like: Any, *given: Any) -> Any:
+def _call(file: str, name: str, like: Any, *given: Any) -> Any:
     """Call the function of a file, which loads a compiler."""
     with torch.cuda.device_of(like[0] if isinstance(like, list) else like):  # Triton launches on the current one
         return getattr(importlib.import_module(file), name)(like, *given)

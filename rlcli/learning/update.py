@@ -22,6 +22,7 @@ from rlcli.arguments import refuse
 from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
 from rlcli.graphs import graph, host
+from rlcli.graphs.static import fetched
 from rlcli.keys import TD_ERROR, Key
 from rlcli.learning.gradient import Gradient, GradientChoice
 from rlcli.learning.minibatches import Minibatch, Minibatches, with_slices, with_starts
@@ -168,6 +169,12 @@ class Update:
             self.targets.follow(made["skipped"]) if "skipped" in made else self.targets.step()
         return errors if errors is None or (made and self._look) else errors.nan_to_num(0.0, 0.0, 0.0)
 
+    def fetch(self) -> None:
+        """Read figures that nobody saw: those of the batch before, while those of this one are on their way."""
+        if not self._look:
+            self._means.fetch()
+            self.step.count(self._means.skips(late=True))
+
     def figures(self) -> dict[str, float]:
         """Return means since the last call or `passes`, with `lr`, `skipped`, and `epochs` or `updates`; or nothing."""
         self.step.count(self._means.skips())
@@ -277,6 +284,10 @@ EXTRA = "_extra_state"  # what torch calls that of `get_extra_state`
 
 
 # ---- diagnostics -------------------------------------------------------------------------------------------------
+# of a minibatch, or names and a tensor of them; None: an epoch ends
+Unread = list[Mapping[str, float | Tensor] | tuple[Sequence[str], Tensor] | None]
+
+
 @dataclass
 class Means:
     """Average figures of minibatches, floats or 0-dim tensors: the finite ones, of steps that moved something."""
@@ -285,8 +296,8 @@ class Means:
     _epoch: dict[str, list[float]] = field(default_factory=dict)
     _last: dict[str, list[float]] = field(default_factory=dict)  # that was closed
     _skips: list[float] = field(default_factory=list)
-    # of a minibatch, or names and a tensor of them; None: an epoch ends
-    _unread: list[Mapping[str, float | Tensor] | tuple[Sequence[str], Tensor] | None] = field(default_factory=list)
+    _unread: Unread = field(default_factory=list)
+    _ordered: list[tuple[Unread, Callable[[], Tensor] | None]] = field(default_factory=list)  # and their numbers
 
     def add(self, figures: Mapping[str, float | Tensor]) -> None:
         self._unread.append(figures)
@@ -305,9 +316,10 @@ class Means:
         self._read()
         return self._last.get(name, [])
 
-    def skips(self) -> list[float]:
-        """Return, once, which steps were skipped, of those that nobody saw."""
-        self._read()
+    def skips(self, late: bool = False) -> list[float]:
+        """Return, once, which steps were skipped, of those that nobody saw; `late`: of those that were fetched."""
+        if not late:
+            self._read()
         skips, self._skips = self._skips, []
         return skips
 
@@ -331,14 +343,24 @@ class Means:
         return {name: torch.tensor(total, dtype=torch.float64) for name, total in self._totals.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._unread, self._epoch = [], {}
+        self._unread, self._ordered, self._epoch = [], [], {}
         self._totals = {name: (float(x[0]), int(x[1])) for name, x in state.items()}
 
-    def _read(self) -> None:
+    def fetch(self) -> None:
+        """Take in what was ordered before, and order what came since."""
+        ordered, self._ordered = self._ordered, []
+        for unread, numbers in ordered:
+            self._take(unread, iter(numbers().tolist() if numbers is not None else ()))
         given = [figures[1:] if isinstance(figures, tuple) else figures.values() for figures in self._unread if figures]
         tensors = [x.detach().reshape(-1).float() for values in given for x in values if isinstance(x, Tensor)]
-        numbers = iter(torch.cat(tensors).tolist() if tensors else ())
-        for figures in self._unread:
+        self._ordered, self._unread = [(self._unread, fetched(torch.cat(tensors)) if tensors else None)], []
+
+    def _read(self) -> None:
+        self.fetch()
+        self.fetch()
+
+    def _take(self, unread: Unread, numbers: Iterator[float]) -> None:
+        for figures in unread:
             if figures is None:
                 self._close()
                 continue
@@ -350,7 +372,6 @@ class Means:
             for name, x in row.items():
                 if name == "skipped" or not row.get("skipped"):
                     self._epoch.setdefault(name, []).append(x)
-        self._unread = []
 
 
 def mean(values: list[float]) -> float:

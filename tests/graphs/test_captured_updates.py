@@ -2,7 +2,9 @@
 
 import copy
 import functools
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
@@ -12,9 +14,15 @@ from standin import NotCapturable, StandIn
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
+from rlcli.data.samplers import PrioritizedSampler, RandomSampler
+from rlcli.data.storages import LazyTensorStorage
 from rlcli.errors import ConfigError
 from rlcli.graphs import graph, host
 from rlcli.graphs.captured import told
+from rlcli.learning import buffered
+from rlcli.learning import update as update_module
+from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.optimizer import Linear
 from rlcli.modules import Categorical as CategoricalActions
 from rlcli.modules import NatureCNN, ProbabilisticActor, ValueOperator, build_q_actor
@@ -166,6 +174,68 @@ def test_a_step_of_double_dqn_is_few_operations(monkeypatch):
     (step,) = one.graphs._of.values()
     assert step.captured.proven and step.captured._graph.launches <= 45
     assert names(step.captured._graph).count("lerp_") == 1
+
+
+# ---- several updates after a batch ---------------------------------------------------------------------------------
+class Ordered:
+    """Copies to host memory, in the order in which they are ordered and waited for."""
+
+    def __init__(self):
+        self.done = []
+
+    def fetched(self, x):
+        self.done.append("order")
+        found = x.clone()
+        return lambda: (self.done.append("wait"), found)[1]
+
+
+def run_of(sampler, record, monkeypatch):
+    """Batches of rows, five updates after each; the update, and what is done to copies meanwhile."""
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(host, "is_elsewhere", lambda device: record is not refused)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: record)
+    one, copies = update("dqn", lr=Linear(1e-2, 0), max_nonfinite=99), Ordered()
+    storage = LazyTensorStorage(64)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler(), batch_size=16)
+    monkeypatch.setattr(buffered, "fetched", copies.fetched)
+    monkeypatch.setattr(update_module, "fetched", copies.fetched)
+    collector = SimpleNamespace(replay_buffer=buffer, frames=0)
+    loop, done = OffPolicy(collector, one, 100, updates_per_frame=0.5), []
+    for n in range(4):
+        rows = sample("dqn", n=10, seed=n)
+        rows["next", "reward"][0] = float("nan") if n == 3 else 0.0
+        buffer.extend(rows)
+        collector.frames += 10
+        loop.learn(SimpleNamespace(raw=rows, frames=10), n / 4)
+        done.append(copies.done[:])
+        copies.done.clear()
+    return one, done, buffer
+
+
+@pytest.mark.parametrize("sampler", [lambda: RandomSampler(seed=3), lambda: PrioritizedSampler(64, 0.6, 0.4, seed=3)])
+def test_updates_after_a_batch_wait_for_priorities_and_for_nothing_else(sampler, monkeypatch):
+    plain, _, memory = run_of(sampler, refused, monkeypatch)
+    captured, (first, *later), buffer = run_of(sampler, StandIn.record, monkeypatch)
+    assert buffer.storage.elsewhere and not memory.storage.elsewhere
+    assert torch.equal(weights(plain), weights(captured))
+    if buffer.sampler.has_priorities:  # rows and errors, waited for by the next sample
+        each = ["order", "order", "wait", "wait"] * 5
+        assert np.array_equal(buffer.sampler._tree.priorities, memory.sampler._tree.priorities)
+    else:
+        each = []
+    assert first == [*each, "order"] and all(done == [*each, "wait", "order"] for done in later)
+    assert captured.step.made == 15 and captured.step.skipped == 0  # of the last batch nobody has looked yet
+    figures = captured.figures()
+    assert figures == plain.figures() and captured.step.made + captured.step.skipped == 20
+    assert all(step.captured.proven for step in captured.graphs._of.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"target_kl": 99.0}], ids=["epochs", "epochs that may be the last"])
+def test_figures_of_epochs_are_read_once_a_batch_unless_they_decide(options, monkeypatch):
+    copies = Ordered()
+    monkeypatch.setattr(update_module, "fetched", copies.fetched)
+    learned("normal", A2CLoss, StandIn.record, monkeypatch, batches=1, **options)
+    assert copies.done == ["order", "wait"] * (2 if options else 1)
 
 
 # ---- what a graph would hold for good, or leave out ----------------------------------------------------------------

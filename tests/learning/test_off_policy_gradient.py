@@ -271,7 +271,7 @@ def test_a_loop_tells_the_buffer_of_no_row_that_pads():
     loss, told = DQNLoss(build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0]), {}
     buffer = SimpleNamespace(
         sampler=SimpleNamespace(has_priorities=True),
-        sample=lambda: sample,
+        samples=lambda count: iter([sample] * count),
         update_priority=lambda index, errors: told.update(zip(index.tolist(), errors.tolist(), strict=True)),
     )
     loop = OffPolicy(SimpleNamespace(replay_buffer=buffer, frames=1), Update(loss), 1)

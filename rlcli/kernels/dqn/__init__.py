@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from rlcli.kernels.operations import Operations
 
-OPERATIONS = Operations(__name__, {
-    "q_learning": "(Tensor values, Tensor action, Tensor next_values, Tensor choosing, Tensor reward,"
+OPERATIONS = Operations(
+    __name__,
+    q_learning="(Tensor values, Tensor action, Tensor next_values, Tensor choosing, Tensor reward,"
     " Tensor terminated, Tensor? steps, Tensor? weight, float gamma, str distance) -> Tensor[]"
-})  # fmt: skip
+)  # fmt: skip

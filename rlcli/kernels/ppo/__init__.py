@@ -26,10 +26,11 @@ TERMS = (
     "explained_variance", "value_clip_fraction",
 )  # fmt: skip
 FIGURES = ("loss", *TERMS)
-OPERATIONS = operations.Operations(__name__, {
-    "clipped_ppo": "(Tensor[] params, Tensor action, Tensor[] rows, Tensor[] numbers, str critic, bool normalize)"
+OPERATIONS = operations.Operations(
+    __name__,
+    clipped_ppo="(Tensor[] params, Tensor action, Tensor[] rows, Tensor[] numbers, str critic, bool normalize)"
     " -> Tensor[]"
-})  # fmt: skip
+)  # fmt: skip
 
 
 def serves(x: Tensor) -> bool:

@@ -19,10 +19,11 @@ from rlcli.kernels.operations import Operations
 
 FIGURES = ("loss", "loss_actor", "loss_qvalue", "loss_alpha", "alpha", "entropy", "q_value")
 _BOX = "Tensor centre, Tensor half, float low, float high"
-OPERATIONS = Operations(__name__, {
-    "draw": f"(Tensor both, Tensor states, Tensor action, Tensor[] noise, {_BOX}) -> Tensor[]",
-    "terms": "(Tensor values, Tensor next_values, Tensor log_prob, Tensor log_alpha, Tensor reward, Tensor terminated,"
+OPERATIONS = Operations(
+    __name__,
+    draw=f"(Tensor both, Tensor states, Tensor action, Tensor[] noise, {_BOX}) -> Tensor[]",
+    terms="(Tensor values, Tensor next_values, Tensor log_prob, Tensor log_alpha, Tensor reward, Tensor terminated,"
     " Tensor? steps, Tensor? weight, float gamma, float target_entropy, str distance) -> Tensor[]",
-    "actor_grad": f"(Tensor both, Tensor noise, Tensor action_grads, Tensor log_alpha, Tensor? weight, {_BOX})"
+    actor_grad=f"(Tensor both, Tensor noise, Tensor action_grads, Tensor log_alpha, Tensor? weight, {_BOX})"
     " -> Tensor",
-})  # fmt: skip
+)  # fmt: skip
