@@ -27,8 +27,10 @@ class Captured:
     def __init__(
         self, part: str, call: Callable[[], object], written: Callable[[], Sequence[Tensor]], record: Recorder
     ) -> None:  # fmt: skip
+        global _all
         self.part = part
-        _remember(self)
+        with _ALONE:  # a collector's thread captures, too
+            _all = [*(ref for ref in _all if ref() is not None), weakref.ref(self)]
         self._call, self._written, self._record = call, written, record
         self._graph: Graph | None = None
         self._calls = 0
@@ -75,12 +77,6 @@ class Captured:
 
 _all: list[weakref.ref[Captured]] = []
 _ALONE = threading.Lock()
-
-
-def _remember(one: Captured) -> None:
-    global _all
-    with _ALONE:  # a collector's thread captures, too
-        _all = [*(ref for ref in _all if ref() is not None), weakref.ref(one)]
 
 
 def told() -> list[str]:

@@ -125,13 +125,13 @@ class OffPolicy(Loop):
             buffer.sampler.set_beta(self.beta(progress))
         update.begin(progress)
         # what is drawn by priority waits for those of the last update, and nothing else waits for a GPU
-        samples, tell = buffer.samples(int(self.owed)), _NOTHING
+        samples, tell, unrolled = buffer.samples(int(self.owed)), _NOTHING, []
         while self.owed >= 1:
             with stage("sample"):
                 tell()
                 sample, tell = next(samples), _NOTHING
             if (burn_in := sample.get(BURN_IN, None)) is not None:
-                self.rows_unrolled += int(burn_in.sum())
+                unrolled.append(burn_in.sum())
             with stage("update"):
                 columns = update.read(sample)
                 errors = update.on(columns)
@@ -144,6 +144,7 @@ class OffPolicy(Loop):
         if self.by_priority:
             with stage("sample"):
                 tell()
+        self.rows_unrolled += int(torch.stack(unrolled).sum()) if unrolled else 0
         update.fetch()
         return batch
 

@@ -234,7 +234,7 @@ def _direct_step(
     if isinstance(optimizer, _RMSprop):
         state["step"] = state["step"].to(tensor.device)
         return functools.partial(_rmsprop, group, state, tensor, rate)
-    operation = getattr(torch, _OPERATIONS[type(optimizer)], None)
+    operation = getattr(torch, _OPERATIONS.get(type(optimizer), ""), None)
     if operation is None or not group["fused"] or isinstance(group["lr"], Tensor):
         return None
     if isinstance(optimizer, _SGD):

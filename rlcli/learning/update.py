@@ -172,7 +172,6 @@ class Update:
     def fetch(self) -> None:
         """Read figures that nobody saw: those of the batch before, while those of this one are on their way."""
         if not self._look:
-            self._means.fetch()
             self.step.count(self._means.skips(late=True))
 
     def figures(self) -> dict[str, float]:
@@ -317,9 +316,8 @@ class Means:
         return self._last.get(name, [])
 
     def skips(self, late: bool = False) -> list[float]:
-        """Return, once, which steps were skipped, of those that nobody saw; `late`: of those that were fetched."""
-        if not late:
-            self._read()
+        """Return, once, which steps were skipped, of those that nobody saw; `late`: as far as they are here."""
+        self._fetch() if late else self._read()
         skips, self._skips = self._skips, []
         return skips
 
@@ -346,7 +344,7 @@ class Means:
         self._unread, self._ordered, self._epoch = [], [], {}
         self._totals = {name: (float(x[0]), int(x[1])) for name, x in state.items()}
 
-    def fetch(self) -> None:
+    def _fetch(self) -> None:
         """Take in what was ordered before, and order what came since."""
         ordered, self._ordered = self._ordered, []
         for unread, numbers in ordered:
@@ -356,8 +354,8 @@ class Means:
         self._ordered, self._unread = [(self._unread, fetched(torch.cat(tensors)) if tensors else None)], []
 
     def _read(self) -> None:
-        self.fetch()
-        self.fetch()
+        self._fetch()
+        self._fetch()
 
     def _take(self, unread: Unread, numbers: Iterator[float]) -> None:
         for figures in unread:
