@@ -258,11 +258,10 @@ class ClosedSAC:
     """
 
     def __init__(self, loss: SACLoss, actor: Replay, critics: list[Replay], delayed: list[Replay], key: Key) -> None:
-        from rlcli.kernels.dqn import cpu as dqn  # loads the compiler
-        from rlcli.kernels.sac import cpu
+        from rlcli.kernels.sac import cpu  # loads the compiler
 
         self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
-        self._kernel, self._kind = cpu, dqn.KINDS[loss.loss_function]
+        self._kernel, self._kind = cpu, cpu.KINDS[loss.loss_function]
         family, (_, split) = loss.density.family, loss.density.stages
         assert isinstance(family, TanhNormalFamily)
         dims = actor.layers[-1][0].out_features // 2

@@ -22,7 +22,6 @@ from rlcli.arguments import refuse
 from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
 from rlcli.graphs import graph, host
-from rlcli.graphs.static import fetched
 from rlcli.keys import TD_ERROR, Key
 from rlcli.learning.gradient import Gradient, GradientChoice
 from rlcli.learning.minibatches import Minibatch, Minibatches, with_slices, with_starts
@@ -347,11 +346,16 @@ class Means:
     def _fetch(self) -> None:
         """Take in what was ordered before, and order what came since."""
         ordered, self._ordered = self._ordered, []
-        for unread, numbers in ordered:
-            self._take(unread, iter(numbers().tolist() if numbers is not None else ()))
+        for unread, here in ordered:
+            self._take(unread, iter(here().tolist() if here is not None else ()))
         given = [figures[1:] if isinstance(figures, tuple) else figures.values() for figures in self._unread if figures]
         tensors = [x.detach().reshape(-1).float() for values in given for x in values if isinstance(x, Tensor)]
-        self._ordered, self._unread = [(self._unread, fetched(torch.cat(tensors)) if tensors else None)], []
+        numbers = None
+        if tensors:
+            from rlcli.graphs.static import fetched
+
+            numbers = fetched(torch.cat(tensors))
+        self._ordered, self._unread = [(self._unread, numbers)], []
 
     def _read(self) -> None:
         self._fetch()

@@ -18,10 +18,9 @@ from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler, RandomSampler
 from rlcli.data.storages import LazyTensorStorage
 from rlcli.errors import ConfigError
-from rlcli.graphs import graph, host
+from rlcli.graphs import graph, host, static
 from rlcli.graphs.captured import told
 from rlcli.learning import buffered
-from rlcli.learning import update as update_module
 from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.optimizer import Linear
 from rlcli.modules import Categorical as CategoricalActions
@@ -198,7 +197,7 @@ def run_of(sampler, record, monkeypatch):
     storage = LazyTensorStorage(64)
     buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler(), batch_size=16)
     monkeypatch.setattr(buffered, "fetched", copies.fetched)
-    monkeypatch.setattr(update_module, "fetched", copies.fetched)
+    monkeypatch.setattr(static, "fetched", copies.fetched)
     collector = SimpleNamespace(replay_buffer=buffer, frames=0)
     loop, done = OffPolicy(collector, one, 100, updates_per_frame=0.5), []
     for n in range(4):
@@ -233,7 +232,7 @@ def test_updates_after_a_batch_wait_for_priorities_and_for_nothing_else(sampler,
 @pytest.mark.parametrize("options", [{}, {"target_kl": 99.0}], ids=["epochs", "epochs that may be the last"])
 def test_figures_of_epochs_are_read_once_a_batch_unless_they_decide(options, monkeypatch):
     copies = Ordered()
-    monkeypatch.setattr(update_module, "fetched", copies.fetched)
+    monkeypatch.setattr(static, "fetched", copies.fetched)
     learned("normal", A2CLoss, StandIn.record, monkeypatch, batches=1, **options)
     assert copies.done == ["order", "wait"] * (2 if options else 1)
 

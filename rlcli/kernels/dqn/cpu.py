@@ -12,29 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcli.kernels.compiled import compiled
-
-KINDS = {"l2": 0, "l1": 1, "smooth_l1": 2}
-
-
-@compiled()
-def distance(miss, kind, one):
-    """Return a value error and its slope: squared, absolute, or Huber's with delta `one` (1 of a dtype)."""
-    if kind == 0:
-        return miss * miss, miss + miss
-    size, half = abs(miss), one / (one + one)
-    if kind == 2 and size < one:
-        return half * miss * miss, miss
-    sign = one if miss > 0 else (-one if miss < 0 else miss)
-    return (size, sign) if kind == 1 else (size - half, sign)
-
-
-@compiled()
-def total_of(weight, count):
-    """Sum the rows' weights, 1 each where `weight` is empty."""
-    total = 0.0
-    for i in range(count):
-        total += weight[i] if weight.shape[0] else 1.0
-    return total
+from rlcli.kernels.value_error import KINDS, distance, total_of, weights_of
 
 
 @compiled()
@@ -88,8 +66,3 @@ def q_learning_of(
     given = (x.numpy() for x in (values, action, next_values, choosing, reward, terminated))
     figures = q_learning(*given, gamma, spans, weights_of(weight), KINDS[kind], grad.numpy(), errors.numpy())
     return [grad, errors, torch.tensor(figures)]
-
-
-def weights_of(weight: Tensor | None) -> np.ndarray:
-    """Return weights, empty where there are none."""
-    return np.empty(0, np.float32) if weight is None else weight.numpy()

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.dqn.cpu import KINDS as CRITIC_KINDS
-from rlcli.kernels.dqn.cpu import distance
 from rlcli.kernels.ppo import TERMS
+from rlcli.kernels.value_error import KINDS as CRITIC_KINDS
+from rlcli.kernels.value_error import distance
 
 __all__ = ["CRITIC_KINDS", "PPORows", "Settings", "categorical", "clipped_ppo_of", "normal"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.dqn.cpu import KINDS, distance, total_of, weights_of
+from rlcli.kernels.value_error import KINDS, distance, total_of, weights_of
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2.0)

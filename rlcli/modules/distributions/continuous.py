@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from rlcli.arguments import refuse
-from rlcli.graphs.static import brought
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
 
 if TYPE_CHECKING:
@@ -40,7 +39,11 @@ def standard_normal(params: Params, generator: torch.Generator | Ahead | None) -
         return generator.normal(shape, loc)
     where = loc.device if generator is None else generator.device
     noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=where)
-    return noise if where == loc.device else brought(noise, loc.device)
+    if where == loc.device:
+        return noise
+    from rlcli.graphs.static import brought
+
+    return brought(noise, loc.device)
 
 
 def as_scale(scale: Tensor | float, loc: Tensor) -> Tensor:
