@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -29,8 +29,10 @@ class Captured:
     def __init__(
         self, part: str, call: Callable[[], object], written: Callable[[], Sequence[Tensor]], record: Recorder
     ) -> None:  # fmt: skip
+        global _all
         self.part = part
-        _ALL.add(self)
+        with _ALONE:  # a collector's thread captures, too
+            _all = [*(ref for ref in _all if ref() is not None), weakref.ref(self)]
         self._call, self._written, self._record = call, written, record
         self._graph: Graph | None = None
         self._calls = 0
@@ -78,17 +80,15 @@ class Captured:
             )  # fmt: skip
 
 
-_ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
+_all: list[weakref.ref[Captured]] = []
+_ALONE = threading.Lock()
 
 
-def told() -> str:
-    """Say which parts of this process are graphs, and why others are not; nothing before that is known of all."""
-    parts = [*_ALL]
-    if not all(part.proven or part.why for part in parts):
-        return ""
-    graphs = Counter(part.part for part in parts if part.proven)
-    made = [f"{part}: {count} graph{'s' * (count > 1)}" for part, count in sorted(graphs.items())]
-    return "; ".join([*made, *sorted({f"{part.part}: called as it is ({part.why})" for part in parts if part.why})])
+def told() -> list[str]:
+    """Say which parts of this process are graphs, and why others are not, of those of which it is known."""
+    parts = [part for ref in _all if (part := ref()) is not None]
+    graphs = {f"{part.part}: a graph" for part in parts if part.proven}
+    return sorted(graphs | {f"{part.part}: called as it is ({part.why})" for part in parts if part.why})
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

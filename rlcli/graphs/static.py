@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 import torch
@@ -47,6 +47,20 @@ def empty_here(shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.d
 def brought(x: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device, by a copy that the host does not wait for; there already, itself."""
     return x.pin_memory().to(device, non_blocking=True) if x.is_cpu and device.type == "cuda" else x.to(device)
+
+
+def fetched(x: Tensor) -> Callable[[], Tensor]:
+    """Order a copy to host memory; return what waits for it and gives it."""
+    if not x.is_cuda:
+        return x.cpu
+    here, there = empty_here(tuple(x.shape), x.dtype, x.device).copy_(x, non_blocking=True), torch.cuda.Event()
+    there.record(torch.cuda.current_stream(x.device))
+
+    def wait() -> Tensor:
+        there.synchronize()
+        return here
+
+    return wait
 
 
 def sent(columns: Mapping[Name, Tensor], device: torch.device) -> dict[Name, Tensor]:

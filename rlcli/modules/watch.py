@@ -33,7 +33,7 @@ FOREIGN |= {
     *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
     *(NormalParamExtractor, biased_softplus),
 }
-_EVERYWHERE = (
+EVERYWHERE = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
     torch_module._global_backward_hooks,
@@ -51,7 +51,7 @@ _CALLS = ("forward", "_call_impl")  # what one module has of its own instead of 
 def plain(module: Any, base: type = object) -> bool:
     """Say whether calling `module`, a `base`, does what its declared class says and nothing else."""
     whole = isinstance(module, nn.Module) and isinstance(module, base) and own(module)
-    return whole and not (any(_EVERYWHERE) or hooked(module))
+    return whole and not (any(EVERYWHERE) or hooked(module))
 
 
 def hooked(module: nn.Module) -> bool:
@@ -106,7 +106,7 @@ class ModuleWatch(Generic[T]):
         self._parts = parts = list(self.module.modules())
         self._types = list(map(type, parts))
         tables: list[dict] = [table for part in parts for table in (part._modules, part._parameters, part._buffers)]
-        self._tables = [*tables, *_EVERYWHERE, *(getattr(part, name) for part in parts for name in _HOOKS)]
+        self._tables = [*tables, *EVERYWHERE, *(getattr(part, name) for part in parts for name in _HOOKS)]
         self._sizes = list(map(len, self._tables))
         self._filled = [x for x in tables if x]
         self._inside = list(chain.from_iterable(map(dict.values, self._filled)))

@@ -226,11 +226,13 @@ class TargetUpdate(ABC):
     def follow(self, skipped: Tensor) -> None:
         """Do as `step`, no number of which the host reads; nothing where `skipped`, a float tensor `[]`, is 1."""
         sources, targets = self.tensors()
-        if self._due is None:
-            self._due = torch.full_like(skipped, self.counter)
-        self._due.add_(1 - skipped)
-        now = (self._due >= self.every).to(skipped.dtype) * (1 - skipped)
-        self._due.mul_(1 - now)
+        now = 1 - skipped
+        if self.every > 1:
+            if self._due is None:
+                self._due = torch.full_like(skipped, self.counter)
+            self._due.add_(now)
+            now = (self._due >= self.every).to(skipped.dtype) * now
+            self._due.mul_(1 - now)
         weight = now * self.tau
         sources, targets = _pieces(sources, targets) or (sources, targets)
         for source, target in zip(sources, targets, strict=True):

@@ -1,11 +1,13 @@
 """Calls become graphs after a few, where a replay gives the same bits; else they are made as they are."""
 
+import threading
+
 import pytest
 import torch
 from face import refused
 from standin import NotCapturable, StandIn
 
-from rlcli.graphs.captured import NO_ROOM, OTHER_BITS, PLAIN, Captured
+from rlcli.graphs.captured import NO_ROOM, OTHER_BITS, PLAIN, Captured, told
 
 
 def counted(call, written, record=StandIn.record):
@@ -103,3 +105,28 @@ def test_recording_leaves_nothing_behind_and_intermediates_are_computed_again():
 
 def test_the_stand_in_refuses_draws():
     refused(NotCapturable, "draws", lambda: StandIn.record(lambda: torch.rand(3)))
+
+
+def test_threads_may_capture_while_it_is_told_of():
+    stop, failed = threading.Event(), []
+
+    def capture():
+        while not stop.is_set():
+            kept = [Captured("thread", lambda: None, list, StandIn.record) for _ in range(20)]
+            kept[0].why = "a thread's"
+
+    def tell():
+        try:
+            while not stop.is_set():
+                told()
+        except RuntimeError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call) for call in (capture, capture, tell, tell)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failed

@@ -268,6 +268,14 @@ class ReplayBuffer:
             noted.append(sampled)
         return (sampled.batch, sampled.info) if return_info else sampled.batch
 
+    def samples(self, count: int) -> Iterator[Any]:
+        """What `sample` gives, so many times, where nothing changes between; read together where that is faster."""
+        size, most = self._size(None), self.stream.together if own(self, "sample") else 1
+        while count > 0:
+            number = min(count, most)
+            yield from self.sample(size * number).split(size) if number > 1 else (self.sample(),)
+            count -= number
+
     def drawn(self, size: int, *, ahead: bool = True, info: bool = True) -> Sampled:
         """What `sample` gives, a subclass's own too, with what an iteration or an ensemble has to know of it.
 

@@ -38,7 +38,12 @@ def standard_normal(params: Params, generator: torch.Generator | Ahead | None) -
     if generator is not None and not isinstance(generator, torch.Generator):
         return generator.normal(shape, loc)
     where = loc.device if generator is None else generator.device
-    return torch.randn(shape, generator=generator, dtype=loc.dtype, device=where).to(loc.device)
+    noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=where)
+    if where == loc.device:
+        return noise
+    from rlcli.graphs.static import brought
+
+    return brought(noise, loc.device)
 
 
 def as_scale(scale: Tensor | float, loc: Tensor) -> Tensor:
