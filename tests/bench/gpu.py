@@ -34,10 +34,11 @@ from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import NumericsError, in_words
 from rlcli.graphs import graph
 from rlcli.learning.update import Update
-from rlcli.modules import ActorCritic, GRUModule, LSTMModule, build_actor_critic, build_soft_actor_critic
-from rlcli.objectives import ClipPPOLoss, SACLoss, SoftUpdate
+from rlcli.modules import ActorCritic, GRUModule, LSTMModule, build_actor_critic, build_q_actor, build_soft_actor_critic
+from rlcli.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from rlcli.objectives.value.functional import generalized_advantage_estimate
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
+from tests.bench import gpu_off_policy as hand_off
 from tests.bench import gpu_sides as hand
 from tests.bench import rnn
 from tests.bench.peers.learning import torchrl_estimates, torchrl_recurrent, torchrl_update
@@ -381,7 +382,7 @@ def _updating(
 
 
 def update(part: Part) -> None:
-    """PPO of both nets against hand-written updates, then SAC's against our own plain calls."""
+    """PPO of both nets against hand-written updates, then SAC and DQN on one minibatch."""
     minibatches, size = part.pick((16, 256), (4, 8))
     for net in _nets(part):
         start, batch = net.pair(part.device), _batch(net, minibatches * size, part.device)
@@ -420,7 +421,8 @@ def update(part: Part) -> None:
         part.ratio(timed, GRAPH, AUTO, ">= 1.0" if image else "")
         part.ratio(timed, OFF, AUTO, "" if image else ">= 8")
         part.ratio(timed, "torchrl", AUTO)
-    _sac(part)
+    for algo in ("SAC", "DQN"):
+        _off_policy(part, algo)
 
 
 def _weights(pair: ActorCritic) -> Tensor:
@@ -431,44 +433,88 @@ def _apart(a: Tensor, b: Tensor, start: Tensor) -> float:
     return float((a - b).norm() / (b - start).norm())
 
 
-def _sac(part: Part) -> None:
-    n, case = part.pick(256, 16), "SAC"
+def _off_policy(part: Part, algo: str) -> None:
+    """SAC or DQN on one minibatch: ours beside hand-written updates of the same nets, rows and noise."""
+    n = part.pick(256 if algo == "SAC" else 128, 16)
+    rows = hand_off.Replay(n, *((3, 1) if algo == "SAC" else (4, 1)), part.device)
     draw = torch.Generator().manual_seed(0)
-    rows = TensorDict({
-        "observation": torch.randn(n, 3, generator=draw), "action": torch.rand(n, 1, generator=draw) * 2 - 1,
-        "next": {
-            "observation": torch.randn(n, 3, generator=draw), "reward": torch.randn(n, 1, generator=draw),
-            "terminated": torch.zeros(n, 1, dtype=torch.bool), "done": torch.zeros(n, 1, dtype=torch.bool),
-        },
-    }, [n]).to(part.device)  # fmt: skip
-    weights, starts = {}, {}
+    rows.rows.copy_(torch.randn(rows.rows.shape, generator=draw))
+    obs, later, action, reward, _ = rows.rows.split(rows.widths, -1)
+    action.copy_(torch.rand(action.shape, generator=draw) * 2 - 1 if algo == "SAC" else action > 0)
+    rows.rows[:, -1] = rows.rows[:, -1] > 1.5
+    ended = rows.rows[:, -1:] > 0
+    batch = TensorDict({
+        "observation": obs, "action": action.clone() if algo == "SAC" else action[:, 0].long(),
+        "next": {"observation": later, "reward": reward, "terminated": ended, "done": ended.clone()},
+    }, [n])  # fmt: skip
+    index, weights, starts = torch.arange(n, device=part.device), {}, {}
     way = part.pick("auto", "autograd")  # which is what a GPU takes
 
-    def make(name: str) -> Callable[[], Any]:
-        seen, acted = Composite({"observation": Unbounded((3,))}), Bounded(-1.0, 1.0, (1,))
-        actor, critics = build_soft_actor_critic(seen, acted, hidden=(64, 64), generator=0)
-        noise = torch.Generator(device=part.device).manual_seed(0)
-        loss = SACLoss(actor, list(critics), generator=noise).to(part.device)
-        one = Update(loss, SoftUpdate(loss, tau=0.005), lr=1e-3, generator=noise, max_grad_norm=None, gradient=way)
-        starts[name] = one.flat.tensor.detach().clone()
+    def noise() -> torch.Generator:
+        return torch.Generator(device=part.device).manual_seed(0)
+
+    def kept(name: str, parameters: list[Tensor]) -> None:
+        weights[name] = lambda: torch.cat([p.detach().flatten() for p in parameters])
+        starts[name] = weights[name]().clone()
+
+    def ours(name: str) -> Callable[[], Any]:
+        nets, draws = _off_policy_nets(algo, part.device), noise()
+        loss: Any
+        if algo == "SAC":
+            loss = SACLoss(nets.actor, list(nets.critic), loss_function="l2", generator=draws)  # type: ignore[call-overload]
+            parts = [*loss.actor_network.parameters(), *loss.qvalue_network.parameters(), loss.log_alpha]
+        else:
+            loss = DQNLoss(nets.actor[0], loss_function="l2", double_dqn=True)  # type: ignore[index]
+            parts = list(loss.value_network.parameters())
+        loss.to(part.device)
+        one = Update(loss, SoftUpdate(loss, tau=0.005), lr=1e-3, generator=draws, max_grad_norm=None, gradient=way)
+        kept(name, parts)
 
         def step() -> None:
             one.begin()
-            one.on(one.read(rows))
-            weights[name] = one.flat.tensor
+            one.on(one.read(batch))
 
         return step
 
-    sides = part.made(case, {
-        name: partial(with_graphs, mode, partial(make, name)) for name, mode in ((AUTO, "auto"), (OFF, "off"))
+    def by_hand(name: str) -> Callable[[], Any]:
+        learner = off_policy_learner(algo, part.device, rows, name == GRAPH, n, generator=noise())
+        kept(name, learner.parameters)
+        return partial(learner, index)
+
+    sides = part.made(algo, {
+        **{name: partial(with_graphs, mode, partial(ours, name)) for name, mode in ((AUTO, "auto"), (OFF, "off"))},
+        **{name: partial(by_hand, name) for name in (EAGER, GRAPH)},
     })  # fmt: skip
-    sides = part.again(case, sides, 6)
-    if len(sides) == 2:
-        gap = _apart(weights[AUTO].detach(), weights[OFF].detach(), starts[AUTO])
-        most = 0.0 if part.tiny else WAY_OFF["cuda"]
-        part.same(f"SAC: weights of {AUTO} and {OFF}, in ways that they went", gap, most)
-    timed = part.fill(case, sides)
-    part.ratio(timed, OFF, AUTO, ">= 8")
+    sides = part.again(algo, sides, 6)
+    for name, other in ((AUTO, OFF), (AUTO, EAGER), (GRAPH, EAGER)):
+        if {name, other} <= sides.keys():
+            gap = _apart(weights[name](), weights[other](), starts[other])
+            most = 0.0 if part.tiny and other == OFF else WAY_OFF[part.device.type]
+            part.same(f"{algo}: weights of {name} and {other}, in ways that they went", gap, most)
+    timed = part.fill(algo, sides)
+    part.ratio(timed, OFF, AUTO, ">= 8" if algo == "SAC" else "")
+    for other in (EAGER, GRAPH):
+        part.ratio(timed, other, AUTO)
+
+
+def _off_policy_nets(algo: str, device: torch.device) -> ActorCritic:
+    """Return networks as the recipes have them, of Pendulum or CartPole."""
+    seen = Composite({"observation": Unbounded((3 if algo == "SAC" else 4,))})
+    if algo == "SAC":
+        pair = build_soft_actor_critic(seen, Bounded(-1.0, 1.0, (1,)), hidden=(64, 64), activation="relu", generator=0)
+    else:
+        pair = build_q_actor(seen, Categorical(2), hidden=(128, 128), activation="relu", generator=0)
+    return ActorCritic(*(x if x is None else x.to(device) for x in pair))
+
+
+def off_policy_learner(
+    algo: str, device: torch.device, rows: hand_off.Replay, graph: bool, batch_size: int, **options: Any
+) -> hand_off.SAC | hand_off.DQN:
+    nets = _off_policy_nets(algo, device)
+    if algo == "SAC":
+        return hand_off.SAC(nets, rows, graph, batch_size, **options)
+    net = nets.actor[0].module[0].module  # type: ignore[index]
+    return hand_off.DQN(net, rows, graph, batch_size, **options)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
