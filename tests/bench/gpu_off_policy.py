@@ -1,6 +1,6 @@
 """Hand-written SAC and DQN of `python -m tests.bench gpu`: rows on the device, the whole update one graph.
 
-As in `gpu_sides.py` nothing is hidden. A row of the replay is one piece of float32, so that a step writes one copy and a
+As in `gpu_sides.py` nothing is hidden. A row of the replay is one piece of float32: a step writes by one copy, and a
 minibatch is one gather, which lies in the graph; indices and noise are drawn on the device before a replay.
 """
 

@@ -16,7 +16,7 @@ ABOUT = {
     "sweep": "jobs of a sweep side by side against several shells that run a part of them each",
     "ranks": "a PPO run of one process against the same run divided among the ranks of a learner",
     "cluster": "collecting by workers on Ray, gloo and RPC, beside local ones and peers; their bytes, their weights",
-    "gpu": "what a GPU is given, part by part, beside hand-written graphs, SB3 and our own CPU runs",
+    "gpu": "what a GPU is given, part by part, beside hand-written graphs, SB3, bare envs and our own CPU runs",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
 }
 SETTINGS: dict[str, Settings] = {
@@ -107,7 +107,7 @@ SETTINGS: dict[str, Settings] = {
         "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
     },
     "gpu": {
-        "parts": Setting("trace,act,update,values,train,rnn,eval,replay,env", "what is measured, in this order"),
+        "parts": Setting("trace,act,update,values,train,workers,rnn,eval,start,replay,env", "what, in this order"),
         "device": Setting("cuda", "where; cpu walks the same way with tiny sizes", choices=("cuda", "cpu")),
         "seconds": Setting(285.0, "about how long all parts take; each has a share", 1, 10**5),
         "recipes": Setting("ppo_pong,sac_pendulum,ppo_exact,dqn_cartpole", "what the part train trains"),
