@@ -664,15 +664,15 @@ def evaluation(part: Part) -> None:
 
 # ---- replay, env -----------------------------------------------------------------------------------------------------
 def replay(part: Part) -> None:
-    """Draw a minibatch of image stacks from host memory to the device; the device's own gather is the floor."""
+    """Draw a minibatch of image stacks, to the device and on it; the device's own gather is the floor."""
     rows, size, shape = part.pick((8192, 256, (4, 84, 84)), (64, 8, (4, 8, 8)))
     net, case = Net("rows", shape, 6), f"{size} of {rows} stacks"
     batch = _batch(net, rows, torch.device("cpu"))
     pinned = batch.pin_memory() if part.device.type == "cuda" else batch
 
-    def ours(**options: Any) -> Callable[[], Any]:
+    def ours(on: str | torch.device = "cpu", **options: Any) -> Callable[[], Any]:
         buffer = ReplayBuffer(
-            storage=LazyTensorStorage(rows), batch_size=size, device=part.device,
+            storage=LazyTensorStorage(rows, device=on), batch_size=size, device=part.device,
             generator=torch.Generator().manual_seed(0), **options,
         )  # fmt: skip
         buffer.extend(batch)
@@ -706,6 +706,7 @@ def replay(part: Part) -> None:
     pin = {"pin_memory": True} if part.device.type == "cuda" else {}
     sides = part.made(case, {
         "rlcli, host memory to device": ours, "rlcli, pinned, one ahead": partial(ours, prefetch=1, **pin),
+        "rlcli, on the device": partial(ours, part.device),
         "by hand, pinned": by_hand, "by hand, on the device": there,
     })  # fmt: skip
     for name, draw in sides.items():
@@ -718,9 +719,8 @@ def replay(part: Part) -> None:
             raise NumericsError("a side draws other rows", where=f"{case}: {name}", why=f"shape or place of {wrong}")
     timed = part.fill(case, sides, share=0.5)
     for other in ("by hand, pinned", "by hand, on the device"):
-        for ours_name in ("rlcli, host memory to device", "rlcli, pinned, one ahead"):
+        for ours_name in (name for name in timed if name.startswith("rlcli")):
             part.ratio(timed, ours_name, other)
-    part.refuse(f"{case}: rlcli, storage on the device", "not built yet")
 
 
 def env(part: Part) -> None:

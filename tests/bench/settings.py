@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.bench import Benches
-from rlcli.bench.settings import HIDDEN, ROUNDS, THREADS, Setting, Settings
+from rlcli.bench.settings import HIDDEN, ROUNDS, TIMED, Setting, Settings
 from rlcli.modules import ACTIVATIONS
 
 ABOUT = {
@@ -29,15 +29,13 @@ SETTINGS: dict[str, Settings] = {
         "observation": Setting(4, "features of an observation", 1, 10**6),
         "action": Setting("discrete", "kind of the action", choices=("discrete", "box")),
         "actions": Setting(2, "choices of a discrete action, or dimensions of a box", 1, 10**6),
-        "threads": THREADS,
-        "rounds": ROUNDS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "gae": {
         "end_rate": Setting(0.02, "chance that a trajectory ends at a step; every other end is a truncation", 0, 1),
         "scale": Setting(1, "divide the steps of every shape by this", 1, 10**4),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "value": {
@@ -49,8 +47,7 @@ SETTINGS: dict[str, Settings] = {
         ),
         "num_chunks": Setting(4, "parts of the chunked sides", 2, 10**4),
         "end_rate": Setting(0.002, "chance that a trajectory is cut at a step", 0, 1),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
     },
     "extend": {
         "rows": Setting(1000, "rows of a small batch", 1, 10**6),
@@ -58,8 +55,7 @@ SETTINGS: dict[str, Settings] = {
         "images": Setting(256, "rows of a big batch: two stacks of four 84x84 frames each", 1, 10**4),
         "calls": Setting(20, "small batches that a side writes in a round", 1, 10**6),
         "memmap": Setting(True, "measure storages on disk too"),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl and cpprb too, where they are installed"),
     },
     "sample": {
@@ -72,16 +68,14 @@ SETTINGS: dict[str, Settings] = {
         "images": Setting(4096, "stacks of four 84x84 frames that image samples are drawn from", 256, 10**6),
         "batch_size": Setting(256, "image stacks of a sample", 1, 10**5),
         "calls": Setting(20, "samples that a side draws in a round", 1, 10**6),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "weights": {
         "kilobytes": Setting([338, 16_400], "sizes of the policy, one after the other", 4, 10**7),
         "calls": Setting(20, "publications of a side in a round", 1, 10**6),
         "stress": Setting(2.0, "seconds of publishing at full speed while adopted versions are looked through", 0.1),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl's schemes too, where it is installed"),
     },
     "ranks": {
@@ -113,8 +107,7 @@ SETTINGS: dict[str, Settings] = {
         "recipes": Setting("ppo_pong,sac_pendulum,ppo_exact,dqn_cartpole", "what the part train trains"),
         "folder": Setting("runs/bench/gpu", "where each part's rounds are written as it ends"),
         "strict": Setting(False, "stop where a part fails, in place of telling it and going on"),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
     },
     "rnn": {
@@ -127,8 +120,7 @@ SETTINGS: dict[str, Settings] = {
         "backends": Setting("reference,pad,scan,cpu,triton", "what is measured beside auto; backends= leaves all out"),
         "device": Setting("cpu", "where; cuda has sizes of its own", choices=("cpu", "cuda")),
         "seconds": Setting(0.05, "about how long a side computes in a round", 0.001, 60),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
 }
