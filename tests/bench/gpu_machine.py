@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,74 +16,34 @@ import numpy as np
 import torch
 
 import rlcli
-from rlcli.bench.bare_envs import bare, busy
 from rlcli.bench.harness import rlcli as command
 from rlcli.bench.settings import env_problems
 from rlcli.build.collecting import collector_alone
-from rlcli.build.env import build_env, configured
+from rlcli.build.env import build_env
 from rlcli.config.compose import configure
 from rlcli.config.schemas import CollectConfig
-from rlcli.envs import EnvBase, GymEnv, ParallelEnv, TransformedEnv
 from rlcli.errors import ResourceError
-from rlcli.processes.process import cores
-from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
+from tests.bench import gaps
 from tests.bench.gpu_part import AUTO, Part
 
-PONG, GIVEN = "ALE/Pong-v5", "bare envs, given actions"
+GIVEN = "bare envs, given actions"
 QUIET = ["console=off", "logger=none", "run.eval_episodes=0"]
-GAPS = (0.0, 0.1, 0.5, 2.5)  # milliseconds between the end of a step and the next order
-NO_CORES = "processes outnumber the cores, so that none of them is awake while it waits"
 
 
 # ---- env processes ---------------------------------------------------------------------------------------------------
-class Given:
-    """Envs in processes as a run has them, given actions; nothing is stored."""
-
-    def __init__(self, env: EnvBase, seed: int, actions: np.ndarray | None = None) -> None:
-        while isinstance(env, TransformedEnv):
-            env = env.base_env
-        self.vec_env = vec_env = env.vec_env  # type: ignore[attr-defined]
-        assert isinstance(vec_env, ParallelVecEnv)
-        vec_env.seed(seed)
-        rows = {key: [np.zeros((vec_env.n, *f.shape), f.dtype) for _ in range(2)] for key, f in vec_env.schema.items()}
-        vec_env.restart({key: row for key, (row, _) in rows.items()}, range(vec_env.n))
-        self.one_step, self.reset = vec_env.bind(rows)
-        if actions is None:
-            count = int(vec_env.spaces[1].n)
-            actions = np.random.default_rng(0).integers(count, size=(256, vec_env.n))
-        self.actions = actions.astype(vec_env.actions.dtype)
-
-    def steps(self, count: int, gap: float = 0.0) -> np.ndarray:
-        """Step all envs, the gap between two orders spent awake; return which ended when."""
-        over, now = np.zeros((count, self.vec_env.n), bool), time.perf_counter
-        for t in range(count):
-            begins = now() + gap
-            while now() < begins:
-                pass
-            done = self.one_step(0, self.actions[t % len(self.actions)])
-            if len(done):
-                over[t, done] = True
-                self.reset(0, done)
-        self.vec_env.take_outcome()
-        return over
-
-
 def workers(part: Part) -> None:
     """Collecting with a policy over the same processes given actions; and what a pause between orders costs."""
-    why = [*map(str, env_problems(PONG))]
+    why = [*map(str, env_problems(gaps.PONG))]
     if why and not part.tiny:
         part.refuse(f"Pong: {AUTO} over {GIVEN}", why[0])
     else:
         _collecting(part, *part.pick(("Pong", "ppo_pong", 128), ("CartPole", "ppo_exact", 16)))
-    num = part.pick(8, 2)
-    if part.tiny or why:
-        cost = part.pick(850, 50)
-        recipe, name = busy(cost), f"envs of {cost} us"
-    else:
-        recipe, name = configured(configure("train", ["recipe=ppo_pong"]).env), "Pong"
-    make = partial(GymEnv, recipe, categorical_action_encoding=True, narrow=True)
-    with contextlib.closing(ParallelEnv(num, make)) as env:
-        _gaps(part, f"{num} {name}", Given(env, 0), partial(bare, recipe.make))
+    num, steps, cost = part.pick((8, 64, 0), (2, 16, 50))
+    recipe, name = gaps.env_of(cost)
+    with gaps.envs_in_processes(num, recipe) as given:
+        timed = part.fill(f"{num} x {name}", sides := gaps.sides(given, recipe, steps, gaps.GAPS), steps, share=0.4)
+        for found in gaps.figures(timed, gaps.GAPS, given) if len(timed) == len(sides) else ():
+            part.figure(f"{num} x {name}: {found.name}", found.value, found.unit, found.bar)
 
 
 def _collecting(part: Part, name: str, recipe: str, steps: int) -> None:
@@ -104,33 +64,13 @@ def _collecting(part: Part, name: str, recipe: str, steps: int) -> None:
 
 
 @contextlib.contextmanager
-def _given(cfg: CollectConfig, actions: np.ndarray) -> Iterator[Given]:
+def _given(cfg: CollectConfig, actions: np.ndarray) -> Iterator[gaps.Given]:
     with contextlib.closing(build_env(cfg.env)) as env:
-        yield Given(env, cfg.seed, actions)
+        yield gaps.Given(env, cfg.seed, actions)
 
 
-def _differ(given: Given, ended: np.ndarray) -> float:
+def _differ(given: gaps.Given, ended: np.ndarray) -> float:
     return float((given.steps(len(ended)) != ended).sum())
-
-
-def _gaps(part: Part, name: str, given: Given, bare_envs: Callable[[int], Callable[[int], None]]) -> None:
-    steps, parts = part.pick(64, 16), given.vec_env.parts
-    share = max(map(len, parts))
-    sides: dict[str, Callable[[], Any]] = {"one process's share, nothing around it": partial(bare_envs(share), steps)}
-    sides |= {f"{gap} ms between orders": partial(given.steps, steps, gap / 1e3) for gap in GAPS}
-    timed = part.fill(name, sides, steps, share=0.4)
-    if len(timed) < len(sides):
-        return
-    spare = cores() >= len(parts)
-    if not spare:
-        part.report.note(f"workers, {name}: {NO_CORES}")
-    own, *others = timed.values()
-    beyond = [1e6 * (side.median - own.median) - 1e3 * gap for side, gap in zip(others, GAPS, strict=True)]
-    for gap, each in zip(GAPS, beyond, strict=True):
-        part.figure(f"{name}: a step beyond the envs' own, {gap} ms between orders", each, "us")
-        if gap:
-            bar = "<= 100" if spare else ""
-            part.figure(f"{name}: more than with no gap, {gap} ms between orders", each - beyond[0], "us", bar)
 
 
 # ---- a run of its own ------------------------------------------------------------------------------------------------
@@ -139,7 +79,6 @@ import json, sys, time
 began, path, device, words = float(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.native_vec_env import NativeVecEnv
-from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 seen = {}
 
 def told(plain):
@@ -170,7 +109,7 @@ sys.exit(code)
 def start(part: Part) -> None:
     """A run in a process of its own, what it compiles cached: seconds to its first frame, memory beside its plan."""
     recipe, frames = part.pick(("ppo_pong", 2048), ("ppo_exact", 2048))
-    if recipe == "ppo_pong" and (why := env_problems(PONG)):
+    if recipe == "ppo_pong" and (why := env_problems(gaps.PONG)):
         part.refuse("Pong: all but resuming", str(why[0]))
     else:
         words = [f"recipe={recipe}", f"device={part.settings['device']}", *QUIET, f"total_frames={frames}"]

@@ -16,6 +16,7 @@ ABOUT = {
     "sweep": "jobs of a sweep side by side against several shells that run a part of them each",
     "ranks": "a PPO run of one process against the same run divided among the ranks of a learner",
     "cluster": "collecting by workers on Ray, gloo and RPC, beside local ones and peers; their bytes, their weights",
+    "gaps": "what env processes lose where their next order comes late",
     "gpu": "what a GPU is given, part by part, beside hand-written graphs, SB3, bare envs and our own CPU runs",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
 }
@@ -99,6 +100,15 @@ SETTINGS: dict[str, Settings] = {
         "processes": Setting(2, "processes that run them, and shells beside them", 2, 1000),
         "total_frames": Setting(131_072, "frames of a job", 1),
         "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
+    },
+    "gaps": {
+        "env.num": Setting(8, "envs that are stepped together", 2, 10**4),
+        "cost": Setting(0, "microseconds that a step of an env computes; 0 for Pong", 0, 10**6),
+        "workers": Setting(0, "processes beside the caller; 0 for as many as a run has", 0, 1000),
+        "gaps": Setting([0.0, 0.1, 0.5, 2.5], "milliseconds between a step and the next order", 0, 1000),
+        "steps": Setting(64, "steps in one call of a side", 1, 10**6),
+        "seconds": Setting(0.3, "about how long a side steps in a round", 0.001, 60),
+        **TIMED,
     },
     "gpu": {
         "parts": Setting("trace,act,update,values,train,workers,rnn,eval,start,replay,env", "what, in this order"),
