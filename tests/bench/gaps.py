@@ -25,7 +25,7 @@ from rlcli.vec_envs.make import GymRecipe
 from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 
 PONG = "ALE/Pong-v5"
-GAPS = (0.0, 0.1, 0.5, 2.5)  # milliseconds between the end of a step and the next order
+GAPS = (0, 100, 500, 2500)  # microseconds between the end of a step and the next order
 ALONE = "one process's share, nothing around it"
 MOST = "<= 100"  # microseconds
 
@@ -88,21 +88,21 @@ def envs_in_processes(num: int, recipe: GymRecipe, workers: int | None = None) -
         yield Given(env, 0)
 
 
-def sides(given: Given, recipe: GymRecipe, steps: int, gaps: Sequence[float]) -> dict[str, Callable[[], Any]]:
+def sides(given: Given, recipe: GymRecipe, steps: int, gaps: Sequence[int]) -> dict[str, Callable[[], Any]]:
     alone = bare(recipe.make, max(map(len, given.vec_env.parts)))
-    paused = {f"{gap} ms between orders": partial(given.steps, steps, gap / 1e3) for gap in gaps}
+    paused = {f"{gap} us between orders": partial(given.steps, steps, gap / 1e6) for gap in gaps}
     return {ALONE: partial(alone, steps), **paused}
 
 
-def figures(timed: Mapping[str, Side], gaps: Sequence[float], given: Given) -> list[Figure]:
+def figures(timed: Mapping[str, Side], gaps: Sequence[int], given: Given) -> list[Figure]:
     """Return microseconds of a step beyond the envs' own, and what of them the pause brought."""
     own, *paused = timed.values()
-    beyond = [1e6 * (side.median - own.median) - 1e3 * gap for side, gap in zip(paused, gaps, strict=True)]
+    beyond = [1e6 * (side.median - own.median) - gap for side, gap in zip(paused, gaps, strict=True)]
     bar = MOST if cores() >= len(given.vec_env.parts) else ""  # else all sleep, and there is nothing to keep awake
     found = []
     for gap, x in zip(gaps, beyond, strict=True):
-        after = f"{gap} ms between orders"
+        after = f"{gap} us between orders"
         found.append(Figure(f"a step beyond the envs' own, {after}", x, "us"))
         if gap > gaps[0]:
-            found.append(Figure(f"a step more than with {gaps[0]} ms, {after}", x - beyond[0], "us", bar))
+            found.append(Figure(f"a step more than with {gaps[0]} us, {after}", x - beyond[0], "us", bar))
     return found

@@ -105,7 +105,7 @@ SETTINGS: dict[str, Settings] = {
         "env.num": Setting(8, "envs that are stepped together", 2, 10**4),
         "cost": Setting(0, "microseconds that a step of an env computes; 0 for Pong", 0, 10**6),
         "workers": Setting(0, "processes beside the caller; 0 for as many as a run has", 0, 1000),
-        "gaps": Setting([0.0, 0.1, 0.5, 2.5], "milliseconds between a step and the next order", 0, 1000),
+        "gaps": Setting([0, 100, 500, 2500], "microseconds between a step and the next order", 0, 10**6),
         "steps": Setting(64, "steps in one call of a side", 1, 10**6),
         "seconds": Setting(0.3, "about how long a side steps in a round", 0.001, 60),
         **TIMED,

@@ -8,12 +8,12 @@ from tests.bench.settings import BENCHES
 
 def test_a_step_is_timed_at_every_pause(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["env.num=2", "cost=20", "workers=1", "gaps=[0.0,0.2]", "steps=8", "rounds=7", "seconds=0.001"]
+    words = ["env.num=2", "cost=20", "workers=1", "gaps=[0,200]", "steps=8", "rounds=7", "seconds=0.001"]
     result = BENCHES.measure("gaps", words).as_dict()
     alone, at_once, later = (side["median"] for side in result["sides"])
     assert 0 < alone < at_once < later and later > 2e-4
     assert [figure["name"].partition(",")[0] for figure in result["figures"]] == [
-        "a step beyond the envs' own", "a step beyond the envs' own", "a step more than with 0.0 ms",
+        "a step beyond the envs' own", "a step beyond the envs' own", "a step more than with 0 us",
     ]  # fmt: skip
 
 

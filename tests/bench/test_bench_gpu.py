@@ -72,7 +72,7 @@ def test_every_other_part_has_its_sides_and_a_file_of_its_own(tmp_path, capsys):
     assert sides(result, "values") >= {gpu.AUTO, "rlcli, in a graph"}
     assert sides(result, "rnn") == {gpu.AUTO, "rlcli, in a graph", "rlcli, pad", "torch.nn, no resets"}
     assert len(sides(result, "replay")) == 5
-    assert sides(result, "workers") > {gpu.AUTO, gpu_machine.GIVEN, "0.1 ms between orders"}
+    assert sides(result, "workers") > {gpu.AUTO, gpu_machine.GIVEN, "100 us between orders"}
     assert {*result["refused"].values()} == {"not built yet"} and len(result["refused"]) == 1
     for part in parts:
         assert json.loads((tmp_path / f"runs/bench/gpu/{part}.json").read_text())["bench"] == f"gpu, {part}"
