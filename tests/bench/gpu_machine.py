@@ -79,6 +79,7 @@ import json, sys, time
 began, path, device, words = float(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.native_vec_env import NativeVecEnv
+from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 seen = {}
 
 def told(plain):
