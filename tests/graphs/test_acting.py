@@ -1,18 +1,18 @@
 """Policies that act on another device: the same batches as here, bit for bit, by a few operations a step."""
 
-import dataclasses
+from functools import partial
 
 import pytest
 import torch
-from standin import StandIn
+from standin import act_elsewhere
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
 
+import rlcli
 from rlcli.collectors import Collector
-from rlcli.collectors import collector as module
+from rlcli.collectors.actors import on_device
 from rlcli.envs import GymEnv, SerialEnv
-from rlcli.graphs import graph
 from rlcli.modules import ProbabilisticActor
 from rlcli.modules.build import build_actor_critic
 from rlcli.modules.recurrent import Recurrence
@@ -49,22 +49,7 @@ POLICIES = {
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """Collectors act as on a GPU, which is this CPU."""
-    place, graphs = module.place, []
-
-    def record(call):
-        graphs.append(StandIn.record(call))
-        return graphs[-1]
-
-    def placed(*given):
-        return dataclasses.replace(place(*given), policy=torch.device("cpu"), policy_is_elsewhere=True)
-
-    def on():
-        monkeypatch.setattr(graph, "recorder_of", lambda device: record)
-        monkeypatch.setattr(module, "place", placed)
-        return graphs
-
-    return on
+    return partial(act_elsewhere, monkeypatch)
 
 
 def batches(make, policy, count=4):
@@ -89,3 +74,16 @@ def test_a_policy_elsewhere_acts_as_it_does_here(name, elsewhere):
     for (a, _), (b, _) in zip(here, there, strict=True):
         assert {*a.keys(True, True)} == {*b.keys(True, True)}
         assert all(torch.equal(a[key], b[key]) for key in a.keys(True, True))
+
+
+@pytest.mark.parametrize("words", [[], ["policy=gru"]])
+def test_evaluations_of_a_run_record_their_acting_once(words, elsewhere, monkeypatch, tmp_path):
+    graphs, steps = elsewhere(), []
+    made = on_device.OnDevice._step
+    monkeypatch.setattr(on_device.OnDevice, "_step", lambda self: steps.append(self) or made(self))
+    brief = ["total_frames=512", "collector.frames_per_batch=128", "console=off", "logger=none", *words]
+    often = ["run.eval_every=128", "run.eval_episodes=3", "run.eval_max_steps=70"]
+    run = rlcli.train([*brief, *often, f"run.dir={tmp_path}/run"])
+    assert len([x for x in run.metrics() if "eval_return" in x]) == 4
+    acting, evaluating = dict.fromkeys(steps)  # the run's own, and what is kept for evaluations
+    assert acting.captured.proven and evaluating.captured.proven and len(graphs) >= 2
