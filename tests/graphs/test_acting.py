@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from standin import StandIn
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
@@ -88,4 +89,26 @@ def test_a_policy_elsewhere_acts_as_it_does_here(name, elsewhere):
     assert recorded.launches <= (20 if name != "lstm" else 60)
     for (a, _), (b, _) in zip(here, there, strict=True):
         assert {*a.keys(True, True)} == {*b.keys(True, True)}
+        assert all(torch.equal(a[key], b[key]) for key in a.keys(True, True))
+
+
+def doubles(td):
+    """A policy that no graph holds: it overwrites what it reads, in place or anew."""
+    action = (td["observation"].sum(-1) > 0).long()
+    if td["observation"][0, 0] > 0:
+        td["observation"].mul_(2)
+    return td.set("action", action).set("twice", td["observation"] + 1)
+
+
+def test_of_a_policy_that_is_called_elsewhere_comes_back_what_it_wrote(elsewhere, monkeypatch):
+    with Collector(env, doubles, frames_per_batch=64, seed=0) as c:
+        here = [c.next().clone() for _ in range(3)]
+    elsewhere()
+    brought, cpu = [], TensorDict.cpu
+    monkeypatch.setattr(TensorDict, "cpu", lambda td, **given: brought.append({*td.keys()}) or cpu(td, **given))
+    with Collector(env, doubles, frames_per_batch=64, seed=0) as c:
+        there = [c.next().clone() for _ in range(3)]
+    assert [*map(frozenset, brought)].count(frozenset({"action", "twice"})) > 0
+    assert {frozenset(keys) - {"observation"} for keys in brought} == {frozenset({"action", "twice"})}
+    for a, b in zip(here, there, strict=True):
         assert all(torch.equal(a[key], b[key]) for key in a.keys(True, True))

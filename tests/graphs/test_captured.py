@@ -5,7 +5,7 @@ import torch
 from face import refused
 from standin import NotCapturable, StandIn
 
-from rlcli.graphs.captured import OTHER_BITS, PLAIN, Captured
+from rlcli.graphs.captured import OTHER_BITS, PLAIN, TRIES, Captured
 
 
 def counted(call, written, record=StandIn.record):
@@ -39,6 +39,50 @@ def test_what_the_host_decided_is_noticed_and_the_call_stays_plain():
         captured()
     assert not captured.proven and captured.why == OTHER_BITS
     assert y[0] == sum(range(6))
+
+
+class Stepped:
+    """A graph after each replay of which somebody else steps what it reads."""
+
+    def __init__(self, recorded, step):
+        self.recorded, self.step = StandIn.record(recorded), step
+
+    def replay(self):
+        self.recorded.replay()
+        self.step()
+
+
+def test_weights_that_somebody_steps_during_a_proof_refuse_no_graph():
+    w, y, steps = torch.ones(3), torch.zeros(3), []
+
+    def step():
+        steps.append(None)
+        w.add_(len(steps) < 4)
+
+    captured = Captured("part", lambda: y.copy_(w * 2), lambda: [y], lambda call: Stepped(call, step))
+    for _ in range(PLAIN + 3):
+        captured()
+        assert captured.proven or torch.equal(y, w * 2)
+    assert captured.proven and captured.why == ""
+
+
+def test_a_graph_that_gives_other_numbers_each_time_is_refused_in_the_end():
+    y, calls, replays = torch.zeros(3), [], []
+
+    def call():
+        calls.append(None)
+        y.fill_(1)
+
+    def step():
+        replays.append(None)
+        y.add_(len(replays))
+
+    captured = Captured("part", call, lambda: [y], lambda call: Stepped(call, step))
+    for _ in range(PLAIN + TRIES + 3):
+        captured()
+        assert (y == 1).all()
+    assert not captured.proven and captured.why == OTHER_BITS
+    assert len(calls) == PLAIN + 1 + 2 * TRIES + 3
 
 
 CALLS = {
