@@ -30,6 +30,19 @@ class Twins(Generic[Name]):
             )
             at += -(-size // _LINE) * _LINE
 
+    @property
+    def block(self) -> Tensor:
+        """Return all of it on the device, int64 `[L]`."""
+        return self._there.view(torch.int64)
+
+    def within(self, blocks: Tensor) -> dict[Name, Tensor]:
+        """Return the tensors in copies of the block: views `[T, *shape]` of `blocks [T, L]`."""
+        whole, places = blocks.view(torch.uint8), {k: x.storage_offset() * x.itemsize for k, x in self.there.items()}
+        return {
+            name: whole[:, places[name] : places[name] + x.nbytes].view(x.dtype).view(len(whole), *x.shape)
+            for name, x in self.there.items()
+        }
+
     def send(self) -> None:
         """Order the copy to the device."""
         self._there.copy_(self._here, non_blocking=True)

@@ -12,8 +12,11 @@ from torch.distributions import Categorical
 
 from rlcli.collectors import Collector
 from rlcli.collectors import collector as module
+from rlcli.data.next_obs import Rows
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.graphs import graph
+from rlcli.graphs.captured import same_bits
+from rlcli.graphs.static import Twins
 from rlcli.modules import ProbabilisticActor
 from rlcli.modules.build import build_actor_critic
 from rlcli.modules.recurrent import Recurrence
@@ -21,6 +24,10 @@ from rlcli.modules.recurrent import Recurrence
 
 def env():
     return SerialEnv(4, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+
+
+def single():
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
 
 
 def pendulum():
@@ -45,6 +52,7 @@ POLICIES = {
     "gru": (env, lambda: built(env, recurrence=Recurrence("gru", 8, 1, {}))),
     "lstm": (env, lambda: built(env, recurrence=Recurrence("lstm", 8, 2, {}))),
     "called": (env, called),
+    "single": (single, lambda: built(single)),
 }
 
 
@@ -60,9 +68,9 @@ def elsewhere(monkeypatch):
     def placed(*given):
         return dataclasses.replace(place(*given), policy=torch.device("cpu"), policy_is_elsewhere=True)
 
-    def on():
+    def on(**more):
         monkeypatch.setattr(graph, "recorder_of", lambda device: record)
-        monkeypatch.setattr(module, "place", placed)
+        monkeypatch.setattr(module, "place", lambda *given: dataclasses.replace(placed(*given), **more))
         return graphs
 
     return on
@@ -90,6 +98,71 @@ def test_a_policy_elsewhere_acts_as_it_does_here(name, elsewhere):
     for (a, _), (b, _) in zip(here, there, strict=True):
         assert {*a.keys(True, True)} == {*b.keys(True, True)}
         assert all(torch.equal(a[key], b[key]) for key in a.keys(True, True))
+
+
+FEW = ["observation", ("next", "observation"), "action", ("next", "reward"), ("next", "done")]
+STAYS = {"storing": torch.device("cpu"), "storing_is_elsewhere": True}
+LAYOUTS = {
+    "full": {"next_obs": "full"},
+    "exact": {"next_obs": "exact"},
+    "compact": {"next_obs": "compact"},
+    "random": {"init_random_frames": 80},
+    "ended": {"reset_when_done": False},
+    "sparse": {"next_obs": "exact", "recurrent_state_stride": 4},
+    "kept": {
+        "next_obs": "full",
+        "keep_keys": FEW,
+    },
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["categorical", "lstm", "single"])
+def test_rows_that_were_taken_up_to_act_stay_for_the_update(name, layout, elsewhere, monkeypatch):
+    make, policy = POLICIES[name]
+    options = LAYOUTS[layout]
+    with Collector(make, policy(), frames_per_batch=64, seed=0, **options) as c:
+        here = [c.next() for _ in range(5)]
+    graphs = elsewhere(**STAYS)
+    bytes_sent, send = [], Twins.send
+    monkeypatch.setattr(Twins, "send", lambda twins: bytes_sent.append(len(twins._here)) or send(twins))
+    with Collector(make, policy(), frames_per_batch=64, seed=0, **options) as c:
+        there, sent = [], []
+        for _ in range(5):
+            there.append(c.next())  # all are kept: none is written into by those that follow
+            sent.append([*bytes_sent])
+            bytes_sent.clear()
+        acting = c._engine.actor.on_device
+        assert acting.captured.proven, acting.captured.why
+    for a, b in zip(here, there, strict=True):
+        assert {*a.keys(True, True)} == {*b.keys(True, True)}
+        assert all(same_bits(a[key], b[key]) for key in a.keys(True, True))
+        assert all(type(a.get(key)) is type(b.get(key)) for key in a.keys(True, True))
+    if layout == "random":
+        return  # one batch that went up whole, and those after it
+    (rest,) = sent[-1]  # acting is a graph by then, with one copy a step
+    (up,) = [op for op in graphs[0].ops if op[0] is torch.ops.aten.copy_.default and op[1][1] is acting._given._here]
+    assert up[1][0] is acting._given._there
+    assert rest == sum(-(-nbytes // 64) * 64 for nbytes in apart(there[-1]))
+
+
+def apart(batch):
+    """Bytes of what no step had to take up: the columns beside observations and states, and rows of ends."""
+    states = {"recurrent_state_h", "recurrent_state_c"} & {*batch.keys()}
+    shown = {"observation", *states}
+    rows = {key: batch.get(("next", key), None) for key in shown}
+    rows = {key: x for key, x in rows.items() if x is not None}
+    ends = batch["next", "done"].squeeze(-1).clone()
+    ends[..., -1] = True
+    count = int(ends.sum())
+    for key, x in batch.items(True, True):
+        if isinstance(x, Rows) and x.sparse:
+            yield from (8 * len(x.extra), x.extra.nbytes)
+        elif key not in shown and not (isinstance(key, tuple) and key[1] in shown):
+            yield x.nbytes
+    yield from (count * (x.nbytes // ends.numel()) for x in rows.values())
+    if rows:
+        yield 4 * count
 
 
 def doubles(td):
