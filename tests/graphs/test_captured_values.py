@@ -1,15 +1,23 @@
 """The value stage as on a GPU: recorded once a bucket of extra rows, replayed on other batches, bit for bit."""
 
+import dataclasses
+
 import pytest
 import torch
+from face import Update
 from standin import NotCapturable, StandIn
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from rlcli.collectors import Collector, collector
 from rlcli.data.next_obs.modes import build_exact
-from rlcli.graphs import host
+from rlcli.envs import GymEnv, SerialEnv
+from rlcli.graphs import graph, host
 from rlcli.graphs.captured import MOST, same_bits
+from rlcli.learning.loops import OnPolicy
+from rlcli.modules.build import build_actor_critic
+from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
 from rlcli.objectives.value.captured import CapturedValues
 from rlcli.objectives.value.normaliser import PopArt, ValueNorm
@@ -93,6 +101,13 @@ def test_replays_give_what_plain_calls_give(name, mode, monkeypatch):
     kept = [stage.captured for stage in captured._of.values()]
     assert len(kept) == (4 if mode == "exact" else 1)
     assert sum(one.proven for one in kept) == len(kept) - (mode == "exact"), [one.why for one in kept]  # 64 came once
+    for stage in captured._of.values():
+        memory = [*stage.columns.values(), *stage.index, *(extra for _, extra in stage.extra.values())]
+        memory += [*captured.estimator.parameters(), *captured.estimator.buffers(), *stage.out.values()]
+        memory += [x for x in vars(captured.estimator).values() if isinstance(x, torch.Tensor)]
+        recorded = stage.captured._graph
+        if recorded is not None:  # beside constants, which a device fills in
+            assert {*recorded.undeclared(memory)} <= {("lift_fresh", ())}
 
 
 def test_a_graph_is_made_anew_where_what_it_holds_for_good_has_changed(monkeypatch):
@@ -129,3 +144,32 @@ def test_what_comes_in_too_many_kinds_or_hangs_on_data_is_called_as_it_is(monkey
         for _ in range(6):
             captured(td.copy())
         assert why in captured._refused.why and not captured._of
+
+
+@pytest.mark.parametrize("mode", ["exact", "full"])
+def test_a_run_whose_rows_stay_on_the_device_learns_what_one_of_plain_calls_does(mode, monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    here, there, place = (
+        torch.device("cpu"),
+        {"policy_is_elsewhere": True, "storing_is_elsewhere": True},
+        collector.place,
+    )
+    monkeypatch.setattr(
+        collector, "place", lambda *given: dataclasses.replace(place(*given), policy=here, storing=here, **there)
+    )
+    learned = []
+    for record in (none, StandIn.record):
+        monkeypatch.setattr(graph, "recorder_of", lambda device, record=record: record)
+        env = SerialEnv(4, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+        policy = build_actor_critic(env.observation_spec, env.action_spec, hidden=[16, 16], generator=0)
+        loss = ClipPPOLoss(policy.actor, policy.critic)
+        update = Update(loss, lr=1e-2, batch_size=32, generator=torch.Generator().manual_seed(0))
+        with Collector(env, policy.actor, frames_per_batch=128, seed=0, next_obs=mode) as c:
+            loop = OnPolicy(c, gae(policy.critic), update, 128 * 8)
+            loop.run()
+        learned.append((update.flat.tensor.detach().clone(), loop))
+    (plain, _), (captured, loop) = learned
+    assert torch.equal(plain, captured)
+    stages = [*loop._estimate._of.values()]
+    assert stages and all(stage.captured.proven or stage.captured._calls < 3 for stage in stages)
+    assert any(stage.captured.proven for stage in stages)
