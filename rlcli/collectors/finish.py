@@ -126,8 +126,7 @@ class Filled:
             now = {key: tensors[key] for key in wanted}
             after = {key: self.carrier[key] for key in wanted}
             last = {key: parts for key, parts in self.finals.stacked().items() if key in now}
-            shared = schema.next == SHARED or self.gathers
-            build = build_exact if shared else build_full
+            build = build_exact if schema.next == SHARED or self.gathers else build_full
             for key, value in build(now, after, self.finals.places, last, batched=batched).items():
                 _put(root, under_next(key), value)
         size = (lanes, steps) if batched else (steps,)
@@ -148,8 +147,7 @@ class Filled:
         """Return the batch that was assembled on a device; where rows lie there, all others by one copy."""
         from rlcli.data.next_obs import full_next_obs, move
 
-        there = {key: x for key, x in self.there.items() if self.schema.delivers(key) and key not in self.late}
-        there = there if batch.ndim > 1 else {key: x[0] for key, x in there.items()}
+        there = {key: x if batch.ndim > 1 else x[0] for key, x in self.there.items()}
         moved = move(batch, device, non_blocking=non_blocking, there=there)
         return full_next_obs(moved) if self.gathers else moved
 

@@ -21,6 +21,7 @@ class Twins(Generic[Name]):
         length = sum(-(-size // _LINE) * _LINE for size in sizes)
         self._here = empty_here(length, torch.uint8, device)
         self._there = torch.empty(length, dtype=torch.uint8, device=device)
+        self.block = self._there.view(torch.int64)  # all of it on the device
         self.here: dict[Name, Tensor] = {}
         self.there: dict[Name, Tensor] = {}
         at = 0
@@ -30,18 +31,13 @@ class Twins(Generic[Name]):
             )
             at += -(-size // _LINE) * _LINE
 
-    @property
-    def block(self) -> Tensor:
-        """Return all of it on the device, int64 `[L]`."""
-        return self._there.view(torch.int64)
-
     def within(self, blocks: Tensor) -> dict[Name, Tensor]:
         """Return the tensors in copies of the block: views `[T, *shape]` of `blocks [T, L]`."""
-        whole, places = blocks.view(torch.uint8), {k: x.storage_offset() * x.itemsize for k, x in self.there.items()}
-        return {
-            name: whole[:, places[name] : places[name] + x.nbytes].view(x.dtype).view(len(whole), *x.shape)
-            for name, x in self.there.items()
-        }
+        whole, found = blocks.view(torch.uint8), {}
+        for name, x in self.there.items():
+            at = x.storage_offset() * x.itemsize
+            found[name] = whole[:, at : at + x.nbytes].view(x.dtype).view(len(whole), *x.shape)
+        return found
 
     def send(self) -> None:
         """Order the copy to the device."""

@@ -146,6 +146,16 @@ def test_rows_that_were_taken_up_to_act_stay_for_the_update(name, layout, elsewh
     assert rest == sum(-(-nbytes // 64) * 64 for nbytes in apart(there[-1]))
 
 
+def test_of_what_was_sent_together_each_column_may_be_written(elsewhere):
+    elsewhere(**STAYS)
+    with Collector(env, built(env), frames_per_batch=64, seed=0, next_obs="exact") as c:
+        batch = c.next()
+    before = batch["next", "observation"].clone()
+    for key in ("action", "done", ("next", "reward"), ("next", "done")):
+        batch[key].fill_(0)
+    assert torch.equal(batch["next", "observation"], before)
+
+
 def apart(batch):
     """Bytes of what no step had to take up: the columns beside observations and states, and rows of ends."""
     states = {"recurrent_state_h", "recurrent_state_c"} & {*batch.keys()}

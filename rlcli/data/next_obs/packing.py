@@ -99,18 +99,21 @@ def move(
 
 
 def _sent(packed: Packed, device: torch.device, there: Mapping[Key, Tensor]) -> TensorDictBase:
-    batch, ends = packed.batch.copy(), packed.ends
-    apart: dict[tuple, Tensor] = {("extra", key): x for key, x in packed.extra.items()}
-    apart |= {(part, key): x for key, few in packed.sparse.items() for part, x in (("at", few.at), ("rows", few.rows))}
-    apart |= {} if ends is None else {("ends",): ends}
-    columns = {("column", key): x for key, x in _leaves(batch).items() if unravel(key) not in there}
-    got = sent({**columns, **apart}, device)
+    batch = packed.batch.copy()
+    columns: dict[tuple, Tensor] = {("own", key): x for key, x in _leaves(batch).items() if unravel(key) not in there}
+    columns |= {("extra", key): x for key, x in packed.extra.items()}
+    if packed.ends is not None:
+        columns["ends",] = packed.ends
+    for key, few in packed.sparse.items():
+        columns |= {("at", key): few.at, ("rows", key): few.rows}
+    # each as if it had memory of its own, or a write to one would be one to the rows that others are read through
+    got = {name: x.data for name, x in sent(columns, device).items()}
     for key in _leaves(batch):
-        batch.set(key, there[unravel(key)] if unravel(key) in there else got["column", key])
+        batch.set(key, there[unravel(key)] if unravel(key) in there else got["own", key])
     extra = {key: got["extra", key] for key in packed.extra}
     sparse = {key: Sparse(got["at", key], got["rows", key], few.nothing) for key, few in packed.sparse.items()}
-    where = None if ends is None else Successors(batch.shape, got["ends",])
-    return _lazy(Packed(batch.to(device), None, extra, sparse), where)
+    ends = Successors(batch.shape, got["ends",]) if packed.ends is not None else None
+    return _lazy(Packed(batch.to(device), None, extra, sparse), ends)
 
 
 def full_next_obs(batch: TensorDictBase) -> TensorDictBase:
