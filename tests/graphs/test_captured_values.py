@@ -124,14 +124,17 @@ def test_a_graph_is_made_anew_where_what_it_holds_for_good_has_changed(monkeypat
     assert all(stage.captured.proven for stage in captured._of.values())
 
 
-def test_what_comes_in_too_many_kinds_or_hangs_on_data_is_called_as_it_is(monkeypatch):
+def test_few_kinds_are_kept_and_what_hangs_on_data_is_called_as_it_is(monkeypatch):
     monkeypatch.setattr(host, "may_ask", lambda x: False)
     many = CapturedValues(gae(critic()), StandIn.record)
     for n in range(3 * (MOST + 2)):
         td = batch(n, 2, steps=5 + n % (MOST + 2))
         usual = gae(critic())(td.copy())["advantage"]
         torch.testing.assert_close(many(td)["advantage"], usual, rtol=1e-5, atol=1e-5)
-    assert len(many._of) == MOST
+    assert len(many._of) == MOST and len(many._memory) == MOST * len(next(iter(many._of.values())).columns)
+    for _ in range(4):
+        many(batch(0, 2, steps=9))
+    assert [*many._of.values()][-1].captured.proven  # of the kind that came last
     net, hooked = critic(), critic()
     hooked.module[0].register_forward_hook(lambda *given: None)
     refused = {

@@ -29,7 +29,7 @@ class CapturedValues:
         self.estimator, self.record = estimator, record
         self._refused: Captured | None = None
         self._watch: ModuleWatch[Any] = ModuleWatch(estimator)
-        self._of: dict[object, _Stage] = {}
+        self._of: dict[tuple, _Stage] = {}
         self._memory: dict[object, Tensor] = {}  # of columns, which all graphs share
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
@@ -44,13 +44,13 @@ class CapturedValues:
         room = 1 << (max(len(x.extra) for x in lazy.values()) - 1).bit_length() if lazy else 0
         kinds = {key: (key, x.shape, x.dtype) for key, x in columns.items()}
         kind = self._settings(), batch.shape, room, *kinds.values(), *lazy
-        stage = self._of.get(kind)
-        if stage is None:
-            self._of = {k: stage for k, stage in self._of.items() if k[0] == kind[0]}  # type: ignore[index]
-            if len(self._of) >= MOST:
-                return self.estimator(batch)
+        stage = self._of.pop(kind, None)
+        if stage is None:  # those that came last stay: how many rows are kept apart drifts as episodes grow
+            self._of = dict([(k, stage) for k, stage in self._of.items() if k[0] == kind[0]][1 - MOST :])
+            self._memory = {x: at for x, at in self._memory.items() if any(x in k for k in self._of)}
             places = {k: self._memory.setdefault(kinds[k], x.clone()) for k, x in columns.items()}
-            stage = self._of[kind] = _Stage(self, batch, places, lazy, room)
+            stage = _Stage(self, batch, places, lazy, room)
+        self._of[kind] = stage
         return stage.on(batch, columns, lazy)
 
     def _why(self, batch: TensorDictBase, lazy: dict[Key, Any]) -> str:
