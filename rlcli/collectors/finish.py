@@ -140,11 +140,9 @@ class Filled:
 
     @property
     def gathers(self) -> bool:
-        """Say whether full next observations are gathered on the device: theirs are there already."""
-        return bool(self.there) and self.schema.next == OWN
+        return bool(self.there) and self.schema.next == OWN  # full next observations, of what is there
 
     def moved(self, batch: TensorDict, device: torch.device, *, non_blocking: bool) -> TensorDictBase:
-        """Return the batch that was assembled on a device; where rows lie there, all others by one copy."""
         from rlcli.data.next_obs import full_next_obs, move
 
         there = {key: x if batch.ndim > 1 else x[0] for key, x in self.there.items()}

@@ -65,7 +65,6 @@ class Captured:
             self.refuse(OTHER_BITS)
 
     def _after(self, call: Callable[[], object], before: Sequence[Tensor]) -> list[Tensor]:
-        """Return what a call leaves where it finds this."""
         written = self._written()
         with torch.no_grad():
             for x, was in zip(written, before, strict=True):

@@ -32,8 +32,7 @@ class Twins(Generic[Name]):
             at += -(-size // _LINE) * _LINE
 
     def within(self, blocks: Tensor) -> dict[Name, Tensor]:
-        """Return the tensors in copies of the block: views `[T, *shape]` of `blocks [T, L]`."""
-        whole, found = blocks.view(torch.uint8), {}
+        whole, found = blocks.view(torch.uint8), {}  # [T, L] copies of the block, as views [T, *shape]
         for name, x in self.there.items():
             at = x.storage_offset() * x.itemsize
             found[name] = whole[:, at : at + x.nbytes].view(x.dtype).view(len(whole), *x.shape)

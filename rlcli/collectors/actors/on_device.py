@@ -25,10 +25,7 @@ _STEP: Key = ("step", "kept")  # beside the rows, under a name that no env gives
 
 
 class OnDevice:
-    """Memory of one step on a device: `given` keys are read there, `taken` come back, others stay.
-
-    The rows of `steps` steps are kept; 0 keeps none.
-    """
+    """Memory of one step on a device: `given` keys are read there (and `steps` of it kept), `taken` come back."""
 
     def __init__(
         self, device: torch.device, given: Mapping[Key, np.ndarray], written: Mapping[Key, Tensor],
@@ -79,8 +76,7 @@ class OnDevice:
         return forward
 
     def rows(self, steps: int, keys: Container[Key]) -> dict[Key, Tensor]:
-        """Return what lies there of a batch's first rows, `[N, steps, *shape]`; nothing where some were not taken."""
-        if self.first or not self.steps:
+        if self.first or not self.steps:  # some of the batch's rows were not taken here
             return {}
         kept = self._given.within(self._kept[:steps])
         return {

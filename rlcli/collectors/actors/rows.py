@@ -65,8 +65,7 @@ class BoundActor:
         """Fill the whole-column outputs of these steps (log-probabilities, encoded actions)."""
 
     def there(self, steps: int, keys: Container[Key]) -> dict[Key, Tensor]:
-        """Return columns `[N, steps, *shape]` that lie where the batch is to lie, as acting left them there."""
-        return {}
+        return {}  # columns `[N, steps, *shape]` that acting left where the batch is to lie
 
 
 class BoundFastActor(BoundActor):

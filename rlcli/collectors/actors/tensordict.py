@@ -144,9 +144,8 @@ class BoundTensorDict(BoundActor):
         return td
 
     def _back(self, out: TensorDictBase) -> TensorDictBase:
-        """Return what a policy elsewhere wrote, by a copy, with what it left as it was shown."""
         left = [key for key, (x, version) in self.sent.items() if out.get(key, None) is x and x._version == version]
-        back = out.exclude(*left).cpu()
+        back = out.exclude(*left).cpu()  # what it wrote
         for key in left:
             back.set(key, self.host.get(key))
         return back

@@ -23,8 +23,6 @@ _COUNTS = ("_rows", "_approximated", "_dropped")  # attributes that an estimate 
 
 
 class CapturedValues:
-    """Run an estimator as `estimator(batch)` does, by a graph for each kind of batches."""
-
     def __init__(self, estimator: ValueEstimator, record: Recorder) -> None:
         self.estimator, self.record = estimator, record
         self._refused: Captured | None = None
@@ -54,7 +52,6 @@ class CapturedValues:
         return stage.on(batch, columns, lazy)
 
     def _why(self, batch: TensorDictBase, lazy: dict[Key, Any]) -> str:
-        """Say what speaks by rule against a graph for such a batch, if anything does."""
         of, norm = self.estimator, self.estimator.value_norm
         if any(map(hooked, of.modules())):
             return "hooks on its modules would act only while it is recorded"
@@ -70,18 +67,16 @@ class CapturedValues:
         return ""
 
     def _settings(self) -> tuple[Any, ...]:
-        """Return what a graph holds for good: numbers of the host, and where it reads."""
         of, given = self.estimator, [x for k, x in vars(self.estimator).items() if k[0] != "_"]
         numbers = [x for x in given if isinstance(x, int | float | str | torch.dtype)]
         read = [*of.parameters(), *of.buffers(), *(x for x in given if isinstance(x, Tensor))]
         modes = torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
         training = [part.training for part in of.modules()]
+        # what a graph holds for good
         return self._watch.version, *numbers, *modes, *training, *(x.data_ptr() for x in read)
 
 
 class _Stage:
-    """The stage on memory that stays, with `room` for next observations that are kept apart."""
-
     def __init__(
         self, of: CapturedValues, batch: TensorDictBase, columns: dict[Key, Tensor], lazy: dict[Key, Any], room: int
     ) -> None:
