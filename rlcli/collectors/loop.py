@@ -86,6 +86,7 @@ class Prepared(BoundActor):
     ) -> None:  # fmt: skip
         self.bound, self.held, self.masks, self.sizes, self.key = bound, held, masks, sizes, key
         self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
+        self.there = bound.there  # type: ignore[method-assign]
 
     def act(self, t: int):
         if self.masks and not self.masks[t].all():  # the usual end of it where nothing is forbidden

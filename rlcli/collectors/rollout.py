@@ -296,9 +296,11 @@ class Rollout:
             seconds.total = time.perf_counter() - started
         shape = (self.vec_env.n, taken)
         kept = {} if batch.states is None else batch.states.kept(taken)
+        there = {} if random_steps else batch.actor.there(taken, data)
         return Filled(
-            data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends
-        )
+            data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends,
+            there=there,
+        )  # fmt: skip
 
     def _take_late(self, data: dict[Key, np.ndarray], steps: int, random_steps: int) -> dict[Key, torch.Tensor]:
         late = {key: column for columns in self.late for key, column in columns.take(steps).items()}

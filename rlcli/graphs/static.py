@@ -21,6 +21,7 @@ class Twins(Generic[Name]):
         length = sum(-(-size // _LINE) * _LINE for size in sizes)
         self._here = empty_here(length, torch.uint8, device)
         self._there = torch.empty(length, dtype=torch.uint8, device=device)
+        self.block = self._there.view(torch.int64)  # all of it on the device
         self.here: dict[Name, Tensor] = {}
         self.there: dict[Name, Tensor] = {}
         at = 0
@@ -29,6 +30,13 @@ class Twins(Generic[Name]):
                 block[at : at + size].view(dtype).view(shape) for block in (self._here, self._there)
             )
             at += -(-size // _LINE) * _LINE
+
+    def within(self, blocks: Tensor) -> dict[Name, Tensor]:
+        whole, found = blocks.view(torch.uint8), {}  # [T, L] copies of the block, as views [T, *shape]
+        for name, x in self.there.items():
+            at = x.storage_offset() * x.itemsize
+            found[name] = whole[:, at : at + x.nbytes].view(x.dtype).view(len(whole), *x.shape)
+        return found
 
     def send(self) -> None:
         """Order the copy to the device."""

@@ -267,6 +267,11 @@ class OnPolicy(Loop):
     ) -> None:
         super().__init__(collector, update, total_frames, hooks)
         self.estimator, self.device = estimator, device
+        self._estimate: Callable[[TensorDictBase], TensorDictBase] = estimator
+        if update.graphs is not None and not (collector.split_trajs or collector.trajectories is not None):
+            from rlcli.objectives.value.captured import CapturedValues
+
+            self._estimate = CapturedValues(estimator, update.graphs.record)
         self._beside = StateBeside(estimator, update.loss, *update.loss.networks)
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
@@ -287,7 +292,7 @@ class OnPolicy(Loop):
                 from rlcli.data.next_obs import move
 
                 batch = move(batch, self.device)
-            batch = estimator(batch)
+            batch = self._estimate(batch)
         dropped = estimator.last_dropped if estimator.shifted else None
         self.hooks.valued.add(ValueRows(estimator.last_rows, estimator.last_approximated, dropped))
         return batch

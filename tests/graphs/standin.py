@@ -125,8 +125,11 @@ class StandIn(TorchDispatchMode):
         return [(name, shape) for key, (name, shape, _) in self.reads.items() if key not in known]
 
 
-def act_elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    """Have policies act as on a GPU, which is this CPU, unless graphs are off; return what is recorded from now on."""
+def act_elsewhere(monkeypatch: pytest.MonkeyPatch, **more: object) -> list[StandIn]:
+    """Have policies act as on a GPU, which is this CPU, unless graphs are off; return what is recorded from now on.
+
+    `more`: of the placement, where batches lie for one.
+    """
     place, made = collector.place, []
 
     def record(call: Callable[[], object]) -> StandIn:
@@ -134,7 +137,7 @@ def act_elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
         return made[-1]
 
     def placed(*given):  # a run without graphs stands for one on the CPU
-        elsewhere = {"policy": torch.device("cpu"), "policy_is_elsewhere": True} if graph._mode != "off" else {}
+        elsewhere = {"policy": torch.device("cpu"), "policy_is_elsewhere": True, **more} if graph._mode != "off" else {}
         return dataclasses.replace(place(*given), **elsewhere)
 
     monkeypatch.setattr(host, "may_ask", lambda x: False)

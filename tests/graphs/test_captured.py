@@ -7,7 +7,7 @@ import torch
 from face import refused
 from standin import NotCapturable, StandIn
 
-from rlcli.graphs.captured import NO_ROOM, OTHER_BITS, PLAIN, Captured, told
+from rlcli.graphs.captured import NO_ROOM, OTHER_BITS, PLAIN, TRIES, Captured, told
 
 
 def counted(call, written, record=StandIn.record):
@@ -67,6 +67,50 @@ def test_a_device_without_room_for_a_graph_makes_plain_calls_and_says_so_once(wh
     monkeypatch.undo()
     assert y.tolist() == [6] * 3 and len(recorded) == 1
     assert not captured.proven and captured.why == NO_ROOM
+
+
+class Stepped:
+    """A graph after each replay of which somebody else steps what it reads."""
+
+    def __init__(self, recorded, step):
+        self.recorded, self.step = StandIn.record(recorded), step
+
+    def replay(self):
+        self.recorded.replay()
+        self.step()
+
+
+def test_weights_that_somebody_steps_during_a_proof_refuse_no_graph():
+    w, y, steps = torch.ones(3), torch.zeros(3), []
+
+    def step():
+        steps.append(None)
+        w.add_(len(steps) < 4)
+
+    captured = Captured("part", lambda: y.copy_(w * 2), lambda: [y], lambda call: Stepped(call, step))
+    for _ in range(PLAIN + 3):
+        captured()
+        assert captured.proven or torch.equal(y, w * 2)
+    assert captured.proven and captured.why == ""
+
+
+def test_a_graph_that_gives_other_numbers_each_time_is_refused_in_the_end():
+    y, calls, replays = torch.zeros(3), [], []
+
+    def call():
+        calls.append(None)
+        y.fill_(1)
+
+    def step():
+        replays.append(None)
+        y.add_(len(replays))
+
+    captured = Captured("part", call, lambda: [y], lambda call: Stepped(call, step))
+    for _ in range(PLAIN + TRIES + 3):
+        captured()
+        assert (y == 1).all()
+    assert not captured.proven and captured.why == OTHER_BITS
+    assert len(calls) == PLAIN + 1 + 2 * TRIES + 3
 
 
 CALLS = {
