@@ -145,17 +145,17 @@ class BoundFastActor(BoundActor):
     def _in_turn(self, on: Rows) -> Callable[[int], None]:
         """Return `run(t)`: the outputs of rows t, stage by stage."""
         runs: list[Callable[[int], None]] = []
-        actor = self.actor
+        actor, elsewhere = self.actor, self.actor.setting.placement.policy_is_elsewhere
         for stage, layers, cells in zip(actor.function.stages, actor.layers, actor.cells, strict=True):
             if cells is not None:
                 x, *before = (on[key] for key in stage.in_keys[:-1])
                 features, *after = (on[key] for key in stage.out_keys)
                 from rlcli.kernels.cells import on_rows as step_on_rows
 
-                runs.append(step_on_rows(cells.weights(), x, before, after, features))
+                runs.append(step_on_rows(cells.weights(), x, before, after, features, on_gpu=elsewhere))
             elif layers is not None:
                 runs.append(on_rows(layers, on[stage.in_keys[0]], on[stage.out_keys[0]]))
-            elif stage.is_plain(LogitMask) and not actor.setting.placement.policy_is_elsewhere:
+            elif stage.is_plain(LogitMask) and not elsewhere:
                 logits, mask = (on[key] for key in stage.in_keys)
                 runs.append(stage.module.on_rows(logits, mask, on[stage.out_keys[0]]))
             elif not stage.is_plain(StateIndependentScale):
