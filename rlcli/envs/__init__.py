@@ -34,5 +34,6 @@ if TYPE_CHECKING:
     from rlcli.transforms import TensorDictPrimer as TensorDictPrimer
     from rlcli.transforms import ToTensorImage as ToTensorImage
     from rlcli.transforms import Transform as Transform
+    from rlcli.vec_envs.tensor_env import TensorEnv as TensorEnv
 
 __getattr__, __dir__, __all__ = lazily(__name__)

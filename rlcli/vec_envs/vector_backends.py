@@ -12,6 +12,7 @@ one of these ways, and an engine that offers none is refused:
 | any declaring `SAME_STEP` | itself; the true last observation is in `final_obs`, and stays | one for all lanes |
 | gymnasium's Sync and Async | as the mode says, after the same probes | one per episode, but for `SAME_STEP` |
 | envpool | `reset(env_ids)` | one per lane, when the pool is made |
+| a `TensorEnv` | a mask, on its device | one per episode |
 
 An engine that resets on the next step and disregards masks moves the other lanes one row on while it resets one.  Lanes
 cannot be paused, so those with fewer ends run ahead, by one row an end and without bound: a batch `[N, T]` would need a
@@ -32,6 +33,7 @@ from rlcli.arguments import nearest
 from rlcli.config.installed import install
 from rlcli.errors import ConfigError, EnvError, in_words
 from rlcli.vec_envs.building import building, register_known
+from rlcli.vec_envs.tensor_env import TensorEngine, TensorEnv
 from rlcli.vec_envs.vector_backend import (
     PROBE_STEPS,
     AtariEngine,
@@ -70,8 +72,10 @@ def make_engine(env_id: str, num: int, /, **kwargs: Any) -> VectorBackend:
     return engine_of(vector)
 
 
-def engine_of(vector: VectorEnv) -> VectorBackend:
-    """Return the engine face of a gymnasium vector env; a ConfigError says why where there is none."""
+def engine_of(vector: VectorEnv | TensorEnv) -> VectorBackend:
+    """Return the engine face of a vector env, gymnasium's or of tensors; a ConfigError says why where there is none."""
+    if isinstance(vector, TensorEnv):
+        return TensorEngine(vector)
     if not isinstance(vector, VectorEnv):
         raise EnvError("this is not a gymnasium vector env", why=f"it is a {type(vector).__name__}")
     path = f"{type(vector).__module__}.{type(vector).__name__}"

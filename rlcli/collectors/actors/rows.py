@@ -119,7 +119,7 @@ class BoundFastActor(BoundActor):
         if actor.calls:
             return self._called()
         if not actor.setting.placement.policy_is_elsewhere:
-            return self._in_turn(self.rows)
+            return self.in_turn(self.rows)
         from rlcli.collectors.actors.on_device import OnDevice
 
         given = self.shown | {key: rows[: self.steps] for key, rows in self.states.items()}
@@ -130,10 +130,10 @@ class BoundFastActor(BoundActor):
             written = {key: self.rows[key][0] for key in (*actor.written, *states)}
             device = actor.setting.placement.policy
             assert device is not None
-            actor.on_device = OnDevice(device, first, written, taken, self._in_turn, self.seen)
+            actor.on_device = OnDevice(device, first, written, taken, self.in_turn, self.seen)
         return actor.on_device.bind(given, self.rows)
 
-    def _in_turn(self, on: Rows) -> Callable[[int], None]:
+    def in_turn(self, on: Rows) -> Callable[[int], None]:
         """Return `run(t)`: the outputs of rows t, stage by stage."""
         runs: list[Callable[[int], None]] = []
         actor = self.actor
@@ -258,13 +258,13 @@ class BoundFastActor(BoundActor):
         def act(t: int) -> np.ndarray:
             forward(t)
             if (looks_on and odd(t)) or not isfinite(flat[t].dot(ones)):
-                self._check_odd(t)
+                self.check_odd(t)
             return draw(params[t], noise[t - first], taken[t]) if drawn else mode(params[t], taken[t])
 
         loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
 
-    def _check_odd(self, t: int) -> None:
+    def check_odd(self, t: int, then: str = "the env was not stepped") -> None:
         """Refuse parameters that are not finite, unless they are masks."""
         draw = self.actor.function
         if draw.family.is_legal(self.param_rows[t]):
@@ -275,7 +275,7 @@ class BoundFastActor(BoundActor):
             if not draw.family.is_legal(tuple(row[lane : lane + 1] for row in self.param_rows[t]))
         )  # fmt: skip
         key = next(k for k, row in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(row[lane]).all())
-        raise not_finite(key, f"step {t} of the batch, env {lane}; the env was not stepped")
+        raise not_finite(key, f"step {t} of the batch, env {lane}; {then}")
 
     def end(self, first, last) -> None:
         actions, data = self.actor.actions, self.data
