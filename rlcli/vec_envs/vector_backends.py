@@ -33,7 +33,6 @@ from rlcli.arguments import nearest
 from rlcli.config.installed import install
 from rlcli.errors import ConfigError, EnvError, in_words
 from rlcli.vec_envs.building import building, register_known
-from rlcli.vec_envs.tensor_env import TensorEngine, TensorEnv
 from rlcli.vec_envs.vector_backend import (
     PROBE_STEPS,
     AtariEngine,
@@ -72,11 +71,11 @@ def make_engine(env_id: str, num: int, /, **kwargs: Any) -> VectorBackend:
     return engine_of(vector)
 
 
-def engine_of(vector: VectorEnv | TensorEnv) -> VectorBackend:
+def engine_of(vector: Any) -> VectorBackend:
     """Return the engine face of a vector env, gymnasium's or of tensors; a ConfigError says why where there is none."""
-    if isinstance(vector, TensorEnv):
-        return TensorEngine(vector)
     if not isinstance(vector, VectorEnv):
+        if hasattr(vector, "engine"):
+            return vector.engine()
         raise EnvError("this is not a gymnasium vector env", why=f"it is a {type(vector).__name__}")
     path = f"{type(vector).__module__}.{type(vector).__name__}"
     if path in OWN:

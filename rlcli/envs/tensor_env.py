@@ -70,6 +70,10 @@ class TensorEnv:
     def close(self) -> None:
         """Release the envs."""
 
+    def engine(self) -> TensorEngine:
+        """Return the face by which it is stepped."""
+        return TensorEngine(self)
+
     @staticmethod
     def uniform(seeds: Tensor, size: int) -> Tensor:
         """Return float32 `[N, size]` in [0, 1), a function of the seeds, int64 `[N]`, made where they lie."""
