@@ -172,6 +172,10 @@ def test_a_registered_env_trains_and_resumes(tmp_path, segments, memory):
         "env": {"id": "TorchPole-v0", "mode": "native", "num": 8, "max_episode_steps": 60}, "memory": memory,
         "total_frames": 4096, "console": "off", "logger": "none", "collector": {"frames_per_batch": 1024},
     }  # fmt: skip
-    run = rlcli.train(**settings, run={"dir": str(tmp_path / "run"), "eval_episodes": 4})
-    assert run.summary["evaluation"]["mean_return"] > 10
+    ends = {"run": {"dir": str(tmp_path / "half"), "eval_episodes": 0}}
+    half = rlcli.train(**settings | {"total_frames": 2048}, **ends)
+    resumed = rlcli.resume(half.path, total_frames=4096, run={"eval_episodes": 4})
+    whole = rlcli.train(**settings, run={"dir": str(tmp_path / "whole"), "eval_episodes": 4})
+    assert resumed.summary["evaluation"] == whole.summary["evaluation"]
+    assert whole.summary["evaluation"]["mean_return"] > 10
     assert segments[1] and all(segments[1])
