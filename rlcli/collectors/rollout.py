@@ -52,7 +52,7 @@ from rlcli.vec_envs.noise import POLICY, RANDOM, Noise
 from rlcli.vec_envs.vec_env import Outcome, VecEnv, reward_column
 
 if TYPE_CHECKING:
-    from rlcli.collectors.segment import Segment
+    from rlcli.collectors.segment import DeviceSegment
 
 SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -88,7 +88,7 @@ class Rollout:
         """Step these parts from now on; no batch was collected yet."""
         vec_env, actor, plan, schema = wired.vec_env, wired.actor, wired.plan, wired.schema
         self.transforms, self.mask_key = wired.transforms, wired.mask_key
-        self.segment: Segment | None = None  # where the envs' device takes the steps
+        self.segment: DeviceSegment | None = None  # where the envs' device takes the steps
         self.states, self.live = wired.states, wired.live
         self.env, self.vec_env, self.plan, self.actor, self.random = wired.env, vec_env, plan, actor, wired.random
         self.schema = schema
@@ -338,12 +338,12 @@ class Rollout:
         """Return what takes a leg's steps where policy and envs lie, if nobody else has to see each of them."""
         if self.vec_env.device is None or actor is not batch.actor or batch.row_ops or self.adopting is not None:
             return None
-        from rlcli.collectors.segment import STEPS, Segment, fits
+        from rlcli.collectors.segment import STEPS, DeviceSegment, fits
 
         if not self.options.reset_when_done or not fits(actor, self.vec_env):
             return None
         if self.segment is None or self.segment.size < min(batch.columns.steps, STEPS):
-            self.segment = Segment(actor, batch.columns, self.vec_env, self.plan.env_keys)
+            self.segment = DeviceSegment(actor, batch.columns, self.vec_env, self.plan.env_keys)
         return self.segment.run
 
     def _blank(self, batch: BoundBatch, steps: int) -> None:

@@ -26,7 +26,7 @@ from rlcli.vec_envs.episodes import env_raised
 STEPS = 32  # of a segment at most: the device holds its rows twice
 
 
-class Segment:
+class DeviceSegment:
     """Memory of one segment on the device of `vec_env`; `names` are those of the rows of its observations."""
 
     def __init__(self, bound: BoundFastActor, columns: Columns, vec_env: Any, names: Mapping[Key, Key]) -> None:
