@@ -60,10 +60,14 @@ class BoundBatch:
                     for op in row_ops:
                         op.reset(t + 1, done)
         except NumericsError as error:
-            self.shown.step(t)  # if the policy was shown a NaN, the env is to be named
-            error.evidence = {spell(key): np.array(rows[t]) for key, rows in self.columns.rows.items()}
+            self.blame(error, t)
             raise
         return t + 1
+
+    def blame(self, error: NumericsError, t: int) -> None:
+        """Keep what step t was shown as evidence; if it held a NaN, the env is to be named."""
+        self.shown.step(t)
+        error.evidence = {spell(key): np.array(rows[t]) for key, rows in self.columns.rows.items()}
 
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
         """Flag the episodes that a row op ends as truncated, to be reset with the others."""

@@ -125,7 +125,7 @@ class BoundFastActor(BoundActor):
         if actor.calls:
             return self._called()
         if not actor.setting.placement.policy_is_elsewhere:
-            return self._in_turn(self.rows)
+            return self.in_turn(self.rows)
         from rlcli.collectors.actors.on_device import OnDevice
 
         given = self.shown | {key: rows[: self.steps] for key, rows in self.states.items()}
@@ -138,11 +138,11 @@ class BoundFastActor(BoundActor):
             first = {key: rows[0] for key, rows in given.items()}
             written = {key: self.rows[key][0] for key in (*actor.written, *states)}
             assert place.policy is not None
-            on = OnDevice(place.policy, first, written, taken, self._in_turn, self.seen, steps)
+            on = OnDevice(place.policy, first, written, taken, self.in_turn, self.seen, steps)
         self.on_device = actor.on_device = on
         return on.bind(given, self.rows)
 
-    def _in_turn(self, on: Rows) -> Callable[[int], None]:
+    def in_turn(self, on: Rows) -> Callable[[int], None]:
         """Return `run(t)`: the outputs of rows t, stage by stage."""
         runs: list[Callable[[int], None]] = []
         actor, elsewhere = self.actor, self.actor.setting.placement.policy_is_elsewhere
@@ -269,7 +269,7 @@ class BoundFastActor(BoundActor):
         def act(t: int) -> np.ndarray:
             forward(t)
             if (looks_on and odd(t)) or not isfinite(flat[t].dot(ones)):
-                self._check_odd(t)
+                self.check_odd(t)
             return draw(params[t], noise[t - first], taken[t]) if drawn else mode(params[t], taken[t])
 
         loop = self.actor.actions.dtype
@@ -278,7 +278,7 @@ class BoundFastActor(BoundActor):
     def there(self, steps, keys):
         return {} if self.on_device is None else self.on_device.rows(steps, keys)
 
-    def _check_odd(self, t: int) -> None:
+    def check_odd(self, t: int, then: str = "the env was not stepped") -> None:
         """Refuse parameters that are not finite, unless they are masks."""
         draw = self.actor.function
         if draw.family.is_legal(self.param_rows[t]):
@@ -289,7 +289,7 @@ class BoundFastActor(BoundActor):
             if not draw.family.is_legal(tuple(row[lane : lane + 1] for row in self.param_rows[t]))
         )  # fmt: skip
         key = next(k for k, row in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(row[lane]).all())
-        raise not_finite(key, f"step {t} of the batch, env {lane}; the env was not stepped")
+        raise not_finite(key, f"step {t} of the batch, env {lane}; {then}")
 
     def end(self, first, last) -> None:
         actions, data = self.actor.actions, self.data
