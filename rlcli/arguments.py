@@ -45,16 +45,16 @@ def number(name: str, value: Any, least: float = 0, most: float = math.inf, *, e
 def seconds(name: str, value: Any) -> float | None:
     """Return a number of seconds above 0, or None."""
     known = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
-    refuse(
-        value is not None and not known, f"{name} must be a number of seconds above 0, or None", why=f"got {value!r}"
-    )
+    fits = value is None or known
+    refuse(not fits, f"{name} must be a number of seconds above 0, or None", why=f"got {value!r}")
     return value
 
 
-def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
+def choice(name: str, value: Any, allowed: Iterable[Any], error: type[RlcliError] = ArgumentError) -> Any:
     """Return a value that is among those allowed."""
     if value not in allowed:
-        raise ArgumentError(f"unknown {name} {value!r}", fix=f"Choose one of {', '.join(map(str, allowed))}")
+        near = nearest(str(value).lower(), names := [*map(str, allowed)], 2, 0.65)
+        raise error(f"unknown {name} {value!r}", fix=f"{near + ' ' if near else ''}Choose one of {', '.join(names)}.")
     return value
 
 

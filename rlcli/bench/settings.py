@@ -36,7 +36,7 @@ Defaults = Mapping[str, Mapping[str, Any]]  # value of one setting -> defaults o
 
 ENV = Setting("CartPole-v1", "the env, by its gymnasium id", is_env=True)
 ROUNDS = Setting(9, "number of timed rounds; medians are reported", MIN_ROUNDS)
-THREADS = Setting(1, "torch's threads", 1, 1024)
+TIMED: Settings = {"rounds": ROUNDS, "threads": Setting(1, "torch's threads", 1, 1024)}
 HIDDEN = Setting([64, 64], "sizes of the hidden layers", 1, 2**16)
 
 SETTINGS: dict[str, Settings] = {
@@ -44,8 +44,7 @@ SETTINGS: dict[str, Settings] = {
         "env.id": ENV._replace(meaning=f"{ENV.meaning}: vectors observed, discrete actions"),
         "continuous": Setting("HalfCheetah-v5", "a second env, with box actions; continuous= leaves it out"),
         "frames_per_batch": Setting(2048, "frames that a side collects in a round, over all envs", 64, 10**8),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
     },
     "train": {
@@ -65,8 +64,8 @@ SETTINGS: dict[str, Settings] = {
         "loss.entropy_coeff": Setting(0.0, "ppo: weight of the entropy", 0),
         "policy.hidden": HIDDEN,
         "memory": Setting("exact", "how ours keeps next observations", choices=("full", "exact", "compact")),
+        **TIMED,
         "rounds": Setting(7, "runs of every side; medians over them are reported", MIN_ROUNDS),
-        "threads": THREADS,
         "peers": Setting(True, "run SB3 too, where it is installed"),
     },
     "workers": {
@@ -75,8 +74,7 @@ SETTINGS: dict[str, Settings] = {
         "env.num": Setting(8, "envs that are stepped together", 2, 10**4),
         "policy": Setting("auto", "the policy", choices=("auto", "random")),
         "seconds": Setting(0.1, "seconds per side and round, roughly", 0.001, 60),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
     },
 }
 

@@ -7,15 +7,10 @@ The report says why.
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-import gymnasium as gym
-
-from rlcli.bench.bare_envs import bare
 from rlcli.bench.harness import Figure, Report, Side, fill, ratio, shown
 from rlcli.build.collecting import collector_alone
 from rlcli.build.env_mode import chosen, tried
@@ -67,8 +62,8 @@ def measure(settings: dict[str, Any]) -> Report:
     report = Report("workers", settings, unit="frame")
     num, words = settings["env.num"], [f"{key}={settings[key]}" for key in ("env", "env.id", "env.num", "policy")]
     words.append(f"threads={settings['threads']}")
-    make, native, pace = tried(configure("collect", [*words, "env.mode=auto"]))
-    alone = _step_time(make)
+    native, pace = tried(configure("collect", [*words, "env.mode=auto"]))
+    alone = pace[0]
     steps = min(max(round(settings["seconds"] / (num * alone)), 16), 256)
     asleep, _ = chosen(num, *pace)
     splits = candidates(num, native, asleep if asleep > processes(num)[-1] else 0)
@@ -82,24 +77,13 @@ def measure(settings: dict[str, Any]) -> Report:
     report.ratios = [ratio(report.sides, ALONE, split.name) for split in splits[1:]]
     crossing = _crossing(report.sides, num)
     report.figures = [
-        Figure(f"a step of one {settings['env.id']}, nothing around it", alone * 1e6, "us"),
+        Figure(f"a step of one {settings['env.id']}, as env.mode=auto times it", alone * 1e6, "us"),
         Figure(f"a step of {num} through a worker: more than in this process", crossing * 1e6, "us"),
     ]
     best = best_of(splits, report.sides)
     report.notes += [reasons(best, splits, report.sides, settings["env.id"], num, alone, crossing)]
     report.notes += [f"use: {' '.join(best.words)}"]
     return report
-
-
-def _step_time(make: Callable[[], gym.Env]) -> float:
-    step = bare(make, 1)
-    steps, took = 8, 0.0
-    while took < 0.1:
-        steps *= 2
-        began = time.perf_counter()
-        step(steps)
-        took = time.perf_counter() - began
-    return took / steps
 
 
 def _crossing(sides: list[Side], num: int) -> float:

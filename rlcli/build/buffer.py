@@ -20,7 +20,7 @@ from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.choices import learn
 from rlcli.config.schemas import Config, by_priority, draws
-from rlcli.data.next_obs.modes import CODED, KEEPS, of_buffer
+from rlcli.data.next_obs.modes import CODED, KEEPS, counts_of, of_buffer
 from rlcli.errors import ResourceError
 from rlcli.keys import Key
 from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
@@ -61,7 +61,7 @@ def build_buffer(
         storage=storage, sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
         next_obs=of_buffer(cfg.memory.next_obs),
         frame_stack=frame_stacks(cfg, collector.rows()) or None,
-        codes=cfg.storage.codes,
+        codes=cfg.storage.codes and counts_of(collector.rows().fields),
     )  # fmt: skip
     if KEEPS[cfg.memory.next_obs] == CODED:
         buffer.append_transform(transforms.NextObservationDelta())

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rlcli.build.collector import shares
-from rlcli.build.env import configured, make_single, wants_native
+from rlcli.build.env import make_single, wants_native
 from rlcli.config.choices.collect import GymOptions, WorkersOptions
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
@@ -23,9 +22,6 @@ from rlcli.processes.process import cores
 from rlcli.processes.watchdog import watching
 from rlcli.runs import random_streams
 from rlcli.vec_envs.make import auto_prefers_native
-
-if TYPE_CHECKING:
-    import gymnasium as gym
 
 STEPS, MOMENT = 32, 1.0  # that an env is tried for, and seconds after which it is enough
 CROSSING = 50e-6  # seconds, about, that an order to a process and its answer take
@@ -93,11 +89,11 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
             raise
 
 
-def tried(cfg: CollectConfig) -> tuple[Callable[[], gym.Env], bool, tuple[float, float]]:
-    """Step one env for a moment; return its maker, whether a run prefers its own engine, and the pace of its steps."""
+def tried(cfg: CollectConfig) -> tuple[bool, tuple[float, float]]:
+    """Step one env for a moment; say whether a run prefers its own engine, and return the pace of its steps."""
     with contextlib.closing(make_single(cfg.env)) as env:
         pace = env.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
-    return configured(cfg.env).make, wants_native(cfg.env, cfg.env.num), pace
+    return wants_native(cfg.env, cfg.env.num), pace
 
 
 def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:

@@ -17,7 +17,7 @@ import torch
 
 from rlcli.build.algorithm import algorithm_of, load_kernels
 from rlcli.build.collecting import stored_keys
-from rlcli.build.collector import build_collector, in_this_process, settled_device
+from rlcli.build.collector import build_collector, devices, in_this_process, settled_device
 from rlcli.build.env import build_env, lanes_of
 from rlcli.build.env_mode import settled
 from rlcli.build.init_rows import count_init_rows
@@ -34,6 +34,7 @@ from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.config.validate import validate
 from rlcli.envs import EnvBase
 from rlcli.keys import Key, unravel
+from rlcli.modules import ActorCritic
 from rlcli.modules.nets import one_thread
 from rlcli.planning import fit
 from rlcli.planning.envs import EVALUATION, Envs, measured
@@ -119,15 +120,28 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
 
 
 def faces(cfg: CollectConfig) -> list[Face]:
-    """Return what `Collector.faces()` of the run would say."""
+    """Return what `Collector.faces()` of the run would say, and on a device, how the update runs."""
     with random_streams.kept():
         env = build_env(lanes_of(cfg, 1))
         try:
-            collector = build_collector(in_this_process(cfg), env, policy_to_look_at(cfg, env), None)
+            policy = policy_to_look_at(cfg, env)
+            collector = build_collector(in_this_process(cfg), env, policy, None)
             assert isinstance(collector, Collector)
-            return collector.faces()
+            return [*collector.faces(), *(_update(cfg, env, policy) if isinstance(cfg, Config) and policy else ())]
         finally:
             env.close()
+
+
+def _update(cfg: Config, env: EnvBase, policy: ActorCritic) -> list[Face]:
+    algorithm = algorithm_of(cfg)
+    if (device := devices(cfg)["train_device"]) is not None:
+        policy.to(device)
+    loss = algorithm.loss(policy, env)
+    if (graphs := algorithm.update(loss).graphs) is None:
+        return []
+    why = graphs.refusal(cfg.learner.world_size > 1)
+    runs = "an operation after the other" if why else "one graph a minibatch"
+    return [Face("update", type(loss).__name__, runs, why or "no rule speaks against it")]
 
 
 def learning_of(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, list[Key]]:

@@ -98,6 +98,12 @@ class KeptRows:
         for key, rows in self._rows:
             self._values[key].append(rows[row].take(lanes, 0))  # a list as an index takes six times as long
 
+    def add(self, places: Sequence[tuple[int, int]], values: dict[Key, np.ndarray]) -> None:
+        """Keep these rows of some places, copied already."""
+        self.places += places
+        for key, kept in self._values.items():
+            kept.append(values[key])
+
     def stacked(self) -> dict[Key, np.ndarray]:
         """Return key -> `[kept rows, *shape]`, in the order of `places`; for when the batch is over."""
         if self._stacked is None:

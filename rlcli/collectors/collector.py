@@ -264,9 +264,7 @@ class Collector(BaseCollector):
         filled = self.fill(steps, timed=timed)
         batch = filled.assembled(batched=self.batched, delta=self.delta)
         if (storing := self.placement.storing) is not None and self.placement.storing_is_elsewhere:
-            from rlcli.data.next_obs import move
-
-            batch = move(batch, storing, non_blocking=self.placement.non_blocking)
+            batch = filled.moved(batch, storing, non_blocking=self.placement.non_blocking)
             if not self.placement.non_blocking:
                 synchronize(storing)
         elif storing is not None:

@@ -27,7 +27,7 @@ LANES = "one stream per env, from the run's seed"
 class Face:
     """Describe how one `part` of a collector runs, and why."""
 
-    part: str  # "env", "transform", "policy" or "noise"
+    part: str  # "env", "transform", "policy", "noise" or "update"
     name: str
     runs: str  # on columns or TensorDicts, and when; of noise, the stream it is drawn from
     why: str

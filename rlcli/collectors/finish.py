@@ -23,7 +23,7 @@ from rlcli.data.next_obs import build_exact, build_full
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
 from rlcli.specs.dtypes import numpy_dtype
-from rlcli.specs.field import SHARED
+from rlcli.specs.field import OWN, SHARED
 from rlcli.vec_envs.episodes import BatchStart, not_finite
 from rlcli.vec_envs.vec_env import Outcome, VecEnv
 
@@ -87,6 +87,7 @@ class Filled:
     done: np.ndarray | None = None  # bool [N, T, 1]: the env's own ends, whatever `set_truncated` flags
     states: Kept = field(default_factory=dict)  # key -> the rows that keep a recurrent state, and their states
     ends: list[Ended] = field(default_factory=list)
+    there: dict[Key, torch.Tensor] = field(default_factory=dict)  # columns that lie on `storing_device` already
 
     @property
     def reward(self) -> np.ndarray | None:
@@ -125,7 +126,7 @@ class Filled:
             now = {key: tensors[key] for key in wanted}
             after = {key: self.carrier[key] for key in wanted}
             last = {key: parts for key, parts in self.finals.stacked().items() if key in now}
-            build = build_exact if schema.next == SHARED else build_full
+            build = build_exact if schema.next == SHARED or self.gathers else build_full
             for key, value in build(now, after, self.finals.places, last, batched=batched).items():
                 _put(root, under_next(key), value)
         size = (lanes, steps) if batched else (steps,)
@@ -136,6 +137,17 @@ class Filled:
         from rlcli.data.next_obs.sparse import sparse_where
 
         return delta.compress(batch, sparse_where)
+
+    @property
+    def gathers(self) -> bool:
+        return bool(self.there) and self.schema.next == OWN  # full next observations, of what is there
+
+    def moved(self, batch: TensorDict, device: torch.device, *, non_blocking: bool) -> TensorDictBase:
+        from rlcli.data.next_obs import full_next_obs, move
+
+        there = {key: x if batch.ndim > 1 else x[0] for key, x in self.there.items()}
+        moved = move(batch, device, non_blocking=non_blocking, there=there)
+        return full_next_obs(moved) if self.gathers else moved
 
     def delivered(self, batch: TensorDictBase, **about: Any) -> Delivered:
         """Return the batch that was assembled, with what `postproc` and hooks may not change."""

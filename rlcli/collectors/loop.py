@@ -60,10 +60,14 @@ class BoundBatch:
                     for op in row_ops:
                         op.reset(t + 1, done)
         except NumericsError as error:
-            self.shown.step(t)  # if the policy was shown a NaN, the env is to be named
-            error.evidence = {spell(key): np.array(rows[t]) for key, rows in self.columns.rows.items()}
+            self.blame(error, t)
             raise
         return t + 1
+
+    def blame(self, error: NumericsError, t: int) -> None:
+        """Keep what step t was shown as evidence; if it held a NaN, the env is to be named."""
+        self.shown.step(t)
+        error.evidence = {spell(key): np.array(rows[t]) for key, rows in self.columns.rows.items()}
 
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
         """Flag the episodes that a row op ends as truncated, to be reset with the others."""
@@ -86,6 +90,7 @@ class Prepared(BoundActor):
     ) -> None:  # fmt: skip
         self.bound, self.held, self.masks, self.sizes, self.key = bound, held, masks, sizes, key
         self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
+        self.there = bound.there  # type: ignore[method-assign]
 
     def act(self, t: int):
         if self.masks and not self.masks[t].all():  # the usual end of it where nothing is forbidden

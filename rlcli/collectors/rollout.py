@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ from rlcli.vec_envs.episodes import BatchStart
 from rlcli.vec_envs.noise import POLICY, RANDOM, Noise
 from rlcli.vec_envs.vec_env import Outcome, VecEnv, reward_column
 
+if TYPE_CHECKING:
+    from rlcli.collectors.segment import DeviceSegment
+
 SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 
 
@@ -85,6 +88,7 @@ class Rollout:
         """Step these parts from now on; no batch was collected yet."""
         vec_env, actor, plan, schema = wired.vec_env, wired.actor, wired.plan, wired.schema
         self.transforms, self.mask_key = wired.transforms, wired.mask_key
+        self.segment: DeviceSegment | None = None  # where the envs' device takes the steps
         self.states, self.live = wired.states, wired.live
         self.env, self.vec_env, self.plan, self.actor, self.random = wired.env, vec_env, plan, actor, wired.random
         self.schema = schema
@@ -250,7 +254,7 @@ class Rollout:
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
         """Switch gradients off, and inference tensors where a user's code may keep them."""
-        plain = self.vec_env.on_tensordicts or self.actor.calls
+        plain = self.vec_env.on_tensordicts or self.actor.calls or self.vec_env.device is not None
         return torch.no_grad() if plain else torch.inference_mode()
 
     def _collect(self, steps: int, random_steps: int, timed: bool) -> Filled:
@@ -296,9 +300,11 @@ class Rollout:
             seconds.total = time.perf_counter() - started
         shape = (self.vec_env.n, taken)
         kept = {} if batch.states is None else batch.states.kept(taken)
+        there = {} if random_steps else batch.actor.there(taken, data)
         return Filled(
-            data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends
-        )
+            data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends,
+            there=there,
+        )  # fmt: skip
 
     def _take_late(self, data: dict[Key, np.ndarray], steps: int, random_steps: int) -> dict[Key, torch.Tensor]:
         late = {key: column for columns in self.late for key, column in columns.take(steps).items()}
@@ -316,16 +322,31 @@ class Rollout:
             noise = self.noise[POLICY if actor is batch.actor else RANDOM]
             actor.begin(noise, first, last)
             act = actor.act if self.adopting is None else self.adopting(actor)
-            step, reset = batch.step, batch.reset
+            step, reset, run = batch.step, batch.reset, self._on_device(batch, actor)
             if seconds is not None:
                 act = _timed(act, seconds, "policy")
                 step, reset = _timed(step, seconds, "env"), _timed(reset, seconds, "env")
-            taken = batch.step_envs(
-                act, step, reset, self.legs(first, last), self.keep_finals, self.options.reset_when_done
-            )
+                run = run and _timed(run, seconds, "env")
+            legs = self.legs(first, last)
+            taken = (
+                run(batch, actor, legs, self.keep_finals) if run else
+                batch.step_envs(act, step, reset, legs, self.keep_finals, self.options.reset_when_done)
+            )  # fmt: skip
             actor.end(first, taken)
             noise.advance(taken - first)
             return taken
+
+    def _on_device(self, batch: BoundBatch, actor: BoundActor) -> Callable[..., int] | None:
+        """Return what takes a leg's steps where policy and envs lie, if nobody else has to see each of them."""
+        if self.vec_env.device is None or actor is not batch.actor or batch.row_ops or self.adopting is not None:
+            return None
+        from rlcli.collectors.segment import STEPS, DeviceSegment, fits
+
+        if not self.options.reset_when_done or not fits(actor, self.vec_env):
+            return None
+        if self.segment is None or self.segment.size < min(batch.columns.steps, STEPS):
+            self.segment = DeviceSegment(actor, batch.columns, self.vec_env, self.plan.env_keys)
+        return self.segment.run
 
     def _blank(self, batch: BoundBatch, steps: int) -> None:
         """Zero what the policy would have written in the steps that random actions took."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rlcli.arguments import nearest
-from rlcli.data.next_obs.modes import KEEPS, next_in, overflows, shared, stored
+from rlcli.data.next_obs.modes import KEEPS, choices_of, next_in, overflows, shared, stored
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
 from rlcli.keys import (
@@ -35,7 +35,6 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.specs import Categorical
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.specs.field import BATCH, LATE, NONE, OWN, PASS, ROW, SPARSE, Field, Fields
 from rlcli.transforms import Faces
@@ -127,7 +126,7 @@ class RowSchema:
     def rows(self, env: EnvBase, lanes: int, steps: int) -> RowSchema:
         """Return the schema of batches `[lanes, steps]` as tensors, of what the consumer gets."""
         leaves = [(ACTION, env.action_spec), *env.full_observation_spec.items(True, True)]
-        choices = {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
+        choices = {unravel(key): choices_of(leaf) for key, leaf in leaves}
         kept = {key: f for key, f in {**self.fields, **self.late}.items() if f.stored or f.next != NONE}
         fields = {key: replace(f, dtype=torch_dtype(f.dtype), choices=choices.get(key)) for key, f in kept.items()}
         return replace(self, lanes=lanes, steps=steps, late={}, fields=fields)

@@ -17,6 +17,7 @@ EXTRAS = {
     "minigrid": {"minigrid": "minigrid"},
     "box2d": {"Box2D": "box2d"},
     "envpool": {"envpool": "envpool"},
+    "jax": {"jax": "jax", "flax": "flax"},
     "gpu": {"triton": "triton"},
     "compressed": {"lz4": "lz4"},
     "tensorboard": {"tensorboard": "tensorboard"},

@@ -6,8 +6,8 @@ storage:  observation  packed record                                   (from the
 
 record    | bits: those of four, of two, flags | one-hot: index | narrow: low bytes | ...          uint8 [W] a row
 ```
-Wide keys pass as they are. Codes are chosen by the first batch. A value that its code cannot hold changes the code:
-that is known before anything is written, and all rows are laid out anew.
+Wide keys pass as they are. What a key may hold decides its code: its dtype, and of whole numbers how many values it
+has. A value that its code cannot hold is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor
 
 from rlcli import kernels
 from rlcli.data.fields import width_of
-from rlcli.data.storages.storage import State, Storage, contiguous
-from rlcli.errors import ResourceError
+from rlcli.data.storages.storage import Storage, contiguous
+from rlcli.errors import ArgumentError
 from rlcli.kernels.codes import AT, BITS, COUNT, KIND, NARROW, ONE_HOT, WIDE
-from rlcli.keys import Key
+from rlcli.keys import Key, show
 from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
@@ -36,12 +36,6 @@ RECORD: Key = "packed record"
 INDEX = -1  # a kind of its own: the value is not stored, the trajectory index knows it
 _WORTH = 0.1  # of a row's bytes: less is not worth the packing
 _SIGNED = (torch.int16, torch.int32, torch.int64)
-_WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_ROWS = 32  # of floating point before it is believed: two floats of one step are one-hot by chance
-
-
-PIECE = 1 << 22  # bytes that are unpacked at a time
 
 
 @dataclass(frozen=True)
@@ -78,11 +72,6 @@ class Record(NamedTuple):
             at += codes[place].wide * (counts[place] if codes[place].kind == NARROW else 1)
         return cls(at, table)
 
-    @property
-    def field(self) -> Field:
-        """Return the field of the stored column."""
-        return Field((self.width,), torch.uint8)
-
 
 def one_of(dtype: torch.dtype) -> int:
     """Return the bytes of a one, as a signed whole number; 1 for what has none."""
@@ -117,20 +106,26 @@ class CodedRows:
         self.plain = [key for key in fields if key not in coded]
         self.stored = {key: fields[key] for key in self.plain}
         if self._packed:
-            self.stored[RECORD] = self._record.field
+            self.stored[RECORD] = Field((self._record.width,), torch.uint8)
 
-    def pack(self, columns: Mapping[Key, Tensor]) -> tuple[dict[Key, Tensor], Code | None]:
-        """Return columns ``[N, *F]`` of all keys as they are stored, and the code that cannot hold its own."""
+    def pack(self, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return columns ``[N, *F]`` of all keys as they are stored."""
         out = {key: columns[key] for key in self.plain if key in columns}
         if not self._packed:
-            return out, None
+            return out
         held, sources = contiguous(columns, [code.key for code in self._packed])
         record = torch.zeros((len(held[0]), self._record.width), dtype=torch.uint8)
         failed = kernels.codes.cpu.pack(
             self._record.table, record.data_ptr(), self._record.width, len(record), sources
         )  # fmt: skip
+        if failed >= 0:
+            raise ArgumentError(
+                "a value does not fit in the bits that its key was given", where=show(self._packed[failed].key),
+                why="it is none of the values that the key's spec, or codes=, says", fix="Use codes=False "
+                "(storage.codes=false); the buffer is as it was.",
+            )  # fmt: skip
         out[RECORD] = record
-        return out, None if failed < 0 else self._packed[failed]
+        return out
 
     def gather(
         self, storage: Storage, rows: np.ndarray, index: TrajectoryIndex, keys: Iterable[Key] | None = None
@@ -138,15 +133,21 @@ class CodedRows:
         """Return new columns ``[N, *F]`` of live rows int64 ``[N]``; all keys by default."""
         plan = self._plan(self._all if keys is None else tuple(keys))
         out = storage.gathered(rows, plan.stored) if plan.stored else {}
+        out = self._decoded(out, rows, index, plan)
+        return out if storage.device.type == "cpu" else {key: x.to(storage.device) for key, x in out.items()}
+
+    def unpack(self, columns: Mapping[Key, Tensor], rows: np.ndarray, index: TrajectoryIndex) -> dict[Key, Tensor]:
+        """Return columns of all keys of live rows int64 ``[N]``, from what is stored of them."""
+        return self._decoded(dict(columns), rows, index, self._plan(self._all))
+
+    def _decoded(
+        self, out: dict[Key, Tensor], rows: np.ndarray, index: TrajectoryIndex, plan: _Plan
+    ) -> dict[Key, Tensor]:  # fmt: skip
         out = self._unpacked(out, len(rows), plan)
         for key in plan.derived:
-            ids = _given_back(index.ids(rows), self.fields[key])
-            out[key] = ids if storage.device.type == "cpu" else ids.to(storage.device)
+            field = self.fields[key]
+            out[key] = torch.from_numpy(index.ids(rows)).to(field.dtype).view(len(rows), *field.shape)
         return {key: out[key] for key in plan.keys}
-
-    def derived(self, rows: np.ndarray, index: TrajectoryIndex) -> dict[Key, Tensor]:
-        """Return the columns of live rows that the index knows."""
-        return {key: _given_back(index.ids(rows), self.fields[key]) for key in self._derived}
 
     def _planned(self, keys: tuple[Key, ...]) -> _Plan:
         """Plan what must be read and unpacked for some keys."""
@@ -174,9 +175,17 @@ class CodedRows:
                 targets[at + i] = first + i * step
             at += len(keys)
         kernels.codes.cpu.unpack(plan.table, held.data_ptr(), self._record.width, count, targets)
-        if not record.is_cpu:
-            out.update({key: out[key].to(record.device) for _, keys in plan.made for key in keys})
         return out
+
+    def need_ids(self, traj_key: Key | None) -> None:
+        """Refuse another key of ids where the ids are not stored: the index alone knows them."""
+        for key in self._derived:
+            if key != traj_key:
+                raise ArgumentError(
+                    f"these rows are told apart by {show(key)}, which the buffer's index alone knows",
+                    why=f"{show(traj_key) if traj_key else 'no id'} is asked for instead",
+                    fix="Name the key where the buffer is made, or use codes=False (storage.codes=false).",
+                )
 
     def width(self, key: Key) -> float | None:
         """Return the bytes of a row that a packed key takes, shared out among bits; None for one that is not packed."""
@@ -193,78 +202,17 @@ class CodedRows:
         return [[list(code.key) if isinstance(code.key, tuple) else [code.key], code.kind, code.wide]
                 for code in self.codes]  # fmt: skip
 
-    # ---- other codes -------------------------------------------------------------------------------------------
-    def wider(self, misfit: Code, column: Tensor) -> CodedRows:
-        """Return rows with another code for `misfit`, which cannot hold `column`: more bits, more bytes, or none."""
-        field, instead = self.fields[misfit.key], None
-        if misfit.kind in (BITS, NARROW) and field.dtype is not torch.bool:
-            instead = _whole(misfit.key, field, column)
-        codes = (instead if code == misfit else code for code in self.codes)
-        return CodedRows(self.fields, [code for code in codes if code is not None])
-
-    def with_ids(self, traj_key: Key | None) -> CodedRows | None:
-        """Return rows that store all ids but those of `traj_key`; None if they do."""
-        codes = [code for code in self.codes if code.kind != INDEX or code.key == traj_key]
-        return None if len(codes) == len(self.codes) else CodedRows(self.fields, codes)
-
-    def recoded(self, before: CodedRows, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Return the columns stored under codes `before` under these, those that change at least; ids stay."""
-        if before.codes == self.codes:
-            return dict(columns)
-        plan = before._plan(tuple(before._places))
-        given = before._unpacked(dict(columns), len(next(iter(columns.values()))), plan)
-        again, misfit = self.pack({key: column.contiguous() for key, column in given.items()})
-        assert misfit is None
-        return again
-
-
-def relay(
-    storage: Storage, before: CodedRows, after: CodedRows, first: int, live: int,
-    index: TrajectoryIndex | None = None, state: State | None = None,
-) -> None:  # fmt: skip
-    """Lay the `live` rows of a storage, from number `first` on, out under other codes; commit with `state`."""
-
-    def again(numbers: np.ndarray, columns: dict[Key, Tensor]) -> dict[Key, Tensor]:
-        known = {} if index is None else before.derived(numbers % storage.capacity, index)
-        return after.recoded(before, columns | known)
-
-    piece = max(1, PIECE // max(1, sum(before.fields[key].width for key in before._places)))
-    starts = range(first, first + live, piece)
-    parts = (np.arange(start, min(start + piece, first + live)) for start in starts)
-    kept = {*before.stored} & {*after.stored} - {RECORD}  # as wide as before, it may be laid out otherwise
-    try:
-        storage.exchange(after.stored, kept, again, parts, state)
-    except MemoryError as error:
-        raise ResourceError(
-            f"there is no memory to lay {live} rows out under other codes",
-            why=str(error) or "the system gives no more",
-            fix="Lower storage.max_size, or set storage.codes=false (codes=False); the buffer is as it was.",
-        ) from error
-
-
-def _given_back(ids: np.ndarray, field: Field) -> Tensor:
-    """Return the ids of rows, int64 `[N]`, as they were given."""
-    return torch.from_numpy(ids).to(field.dtype).view(len(ids), *field.shape)
-
 
 # ---- which keys are packed, and how ---------------------------------------------------------------------------------
-def codes_for(
-    stored: Mapping[Key, Field], given: Mapping[Key, Tensor], lead: int, *, apart: Collection[Key], traj_key: Key | None
-) -> tuple[Code, ...]:
-    """Return codes for a first batch ``[*lead dims, *F]``; keys that are `apart` are left as they are."""
-    seen = {
-        key: given[key].flatten(0, lead - 1)
-        for key in stored
-        if key not in apart and type(given[key]) is Tensor and given[key].is_cpu and given[key].numel()
-    }
-    return choose(stored, seen, traj_key=traj_key)
-
-
 def choose(
-    fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], *, traj_key: Key | None
+    fields: Mapping[Key, Field], counts: Mapping[Key, int | None], *, apart: Collection[Key] = (), traj_key: Key | None
 ) -> tuple[Code, ...]:  # fmt: skip
-    """Return codes for a first batch's columns `[N, *F]`; none where they would save less than a tenth of a row."""
-    codes = [code for key, field in fields.items() if (code := _of(key, field, columns, traj_key)) is not None]
+    """Return codes for all but keys that are `apart`; none where they would save less than a tenth of a row.
+
+    `counts`: how many values a key has that counts from 0, or that shows a choice as a one-hot vector.
+    """
+    found = (_of(key, field, counts.get(key), traj_key) for key, field in fields.items() if key not in apart)
+    codes = [code for code in found if code is not None]
     stored = [code for code in codes if code.kind != INDEX]
     now = width_of(fields)
     saved = sum(fields[code.key].width for code in codes)
@@ -272,46 +220,20 @@ def choose(
     return tuple(codes) if saved >= _WORTH * now and saved > 0 and RECORD not in fields else ()
 
 
-def _of(key: Key, field: Field, columns: Mapping[Key, Tensor], traj_key: Key | None) -> Code | None:
-    if (code := _from_index(key, field, traj_key)) is not None or key not in columns:
-        return code
-    return _one_hot(key, field, columns[key]) or _whole(key, field, columns[key])
-
-
-def _from_index(key: Key, field: Field, traj_key: Key | None) -> Code | None:
-    """Read trajectory ids by row from the index: of the key by which it tells them apart, one number a row."""
-    whole = not field.dtype.is_floating_point and not field.dtype.is_complex
-    return Code(key, INDEX) if key == traj_key and whole and field.size == 1 else None
-
-
-def _whole(key: Key, field: Field, column: Tensor) -> Code | None:
-    """Code flags in one bit each, and signed whole numbers of a short column in one, two or four bits, or bytes."""
-    count = field.size
+def _of(key: Key, field: Field, count: int | None, traj_key: Key | None) -> Code | None:
+    """Return the code of a key: flags in one bit each, one-hot vectors and numbers in what their values need."""
+    if key == traj_key and field.size == 1:  # which `Markers` has looked at: whole numbers
+        return Code(key, INDEX)
     if field.dtype is torch.bool:
-        return Code(key, BITS) if 1 <= count <= 1024 else None
-    if field.dtype not in _SIGNED or not 1 <= count <= 64 or not column.numel():
+        return Code(key, BITS) if 1 <= field.size <= 1024 else None
+    if not count or field.dtype.is_complex:
         return None
-    least, most = (int(value) for value in column.aminmax())
-    for wide in (1, 2, 4):
-        if least >= 0 and most < 1 << wide:
-            return Code(key, BITS, wide)
-    for wide in (1, 2, 4):
-        if wide < field.dtype.itemsize and -(1 << 8 * wide - 1) <= least and most < 1 << 8 * wide - 1:
-            return Code(key, NARROW, wide)
-    return None
-
-
-def _one_hot(key: Key, field: Field, column: Tensor) -> Code | None:
-    """Return the code of one-hot rows, of any dtype, where a column `[N, n]` is mostly one-hot."""
-    if field.dtype not in _WHOLE + _FLOATING or len(field.shape) != 1 or not 2 <= field.shape[0] < 65535:
+    if field.shape == (count,) and 2 <= count < 65535:
+        wide = 1 if count < 255 else 2
+        return Code(key, ONE_HOT, wide) if wide < field.width else None
+    if field.dtype not in _SIGNED or not 1 <= field.size <= 64:
         return None
-    if field.dtype is torch.bool and field.shape[0] <= 8:
-        return None  # as bits they take no more
-    if field.dtype in _FLOATING and len(column) < _ROWS:
-        return None
-    flags = column != 0
-    hot = flags.sum(-1)
-    if bool((hot > 1).any()) or 2 * int(hot.sum()) < len(column) or bool((column[flags] != 1).any()):
-        return None
-    wide = 1 if field.shape[0] < 255 else 2
-    return Code(key, ONE_HOT, wide) if wide < field.width else None
+    if (bits := next((wide for wide in (1, 2, 4) if count <= 1 << wide), None)) is not None:
+        return Code(key, BITS, bits)
+    wide = next(wide for wide in (1, 2, 4, 8) if count <= 1 << 8 * wide - 1)
+    return Code(key, NARROW, wide) if wide < field.dtype.itemsize else None

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from rlcli.envs.gym_env import GymWrapper as GymWrapper
     from rlcli.envs.gym_env import NativeEnv as NativeEnv
     from rlcli.envs.gym_env import make_native as make_native
+    from rlcli.envs.jax_env import JaxEnv as JaxEnv
     from rlcli.envs.mdp import step_mdp as step_mdp
     from rlcli.envs.parallel import ParallelEnv as ParallelEnv
     from rlcli.envs.serial import SerialEnv as SerialEnv
     from rlcli.envs.spec_check import check_env_specs as check_env_specs
+    from rlcli.envs.tensor_env import TensorEnv as TensorEnv
     from rlcli.envs.transformed import TransformedEnv as TransformedEnv
     from rlcli.envs.transformed import with_policy_transforms as with_policy_transforms
     from rlcli.transforms import CatFrames as CatFrames

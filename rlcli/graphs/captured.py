@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +13,7 @@ from rlcli.errors import ConfigError, RlcliError, in_words
 from rlcli.graphs.graph import Graph, Recorder, is_required
 
 PLAIN = 2  # calls before one is recorded: what allocates, compiles or chooses an algorithm does so in them
+TRIES = 8  # proofs begun: what a call reads may be changed meanwhile, by a thread that steps the same weights
 MOST = 4  # graphs of one part: what comes in more shapes than that is called as it is
 NO_ROOM = "the device has no memory left for it"
 OTHER_BITS = "its replay gave other numbers than a plain call"
@@ -29,11 +29,13 @@ class Captured:
     def __init__(
         self, part: str, call: Callable[[], object], written: Callable[[], Sequence[Tensor]], record: Recorder
     ) -> None:  # fmt: skip
+        global _all
         self.part = part
-        _ALL.add(self)
+        with _ALONE:  # a collector's thread captures, too
+            _all = [*(ref for ref in _all if ref() is not None), weakref.ref(self)]
         self._call, self._written, self._record = call, written, record
         self._graph: Graph | None = None
-        self._calls = 0
+        self._calls = self._tries = 0
         self.proven, self.why = False, ""
 
     def __call__(self) -> None:
@@ -54,19 +56,40 @@ class Captured:
                 self.refuse(in_words(error))
 
     def _prove(self, graph: Graph) -> None:
-        written, before, found = self._written(), list[Tensor](), list[Tensor]()
-        with contextlib.suppress(torch.OutOfMemoryError):  # nothing is found then, which is said below
-            before += [x.clone() for x in written]
-            graph.replay()
-            found += [x.clone() for x in written]
+        before: list[Tensor] = []
+        try:
+            before += [x.clone() for x in self._written()]
+            self._compare(graph, before)
+        except torch.OutOfMemoryError:
+            self._after(self._call, before)
+            self._refused(NO_ROOM)
+
+    def _compare(self, graph: Graph, before: Sequence[Tensor]) -> None:
+        """Replay and call by turns from the same state; a plain call's numbers stay."""
+        first, plain = self._copied(graph.replay, before), self._copied(self._call, before)
+        self.proven = _same(first, plain)
+        if self.proven:
+            return
+        again = self._copied(graph.replay, before)
+        self._after(self._call, before)
+        self.proven = _same(again, plain)
+        self._tries += 1
+        if not self.proven and (_same(first, again) or self._tries == TRIES):  # two replays that differ prove nothing
+            self._refused(OTHER_BITS)
+
+    def _copied(self, call: Callable[[], object], before: Sequence[Tensor]) -> list[Tensor]:
+        self._after(call, before)
+        return [x.clone() for x in self._written()]
+
+    def _after(self, call: Callable[[], object], before: Sequence[Tensor]) -> None:
         with torch.no_grad():
-            for x, was in zip(written, before, strict=False):
+            for x, was in zip(self._written(), before, strict=False):  # of nothing, where it could not be copied
                 x.copy_(was)
-        self._call()
-        self.proven = bool(found) and all(map(same_bits, found, written))
-        if not self.proven:
-            self._graph = None
-            self.refuse(OTHER_BITS if found else NO_ROOM)
+        call()
+
+    def _refused(self, why: str) -> None:
+        self._graph = None
+        self.refuse(why)
 
     def refuse(self, why: str) -> None:
         """Make plain calls from now on; raise where graphs are required."""
@@ -78,17 +101,19 @@ class Captured:
             )  # fmt: skip
 
 
-_ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
+_all: list[weakref.ref[Captured]] = []
+_ALONE = threading.Lock()
 
 
-def told() -> str:
-    """Say which parts of this process are graphs, and why others are not; nothing before that is known of all."""
-    parts = [*_ALL]
-    if not all(part.proven or part.why for part in parts):
-        return ""
-    graphs = Counter(part.part for part in parts if part.proven)
-    made = [f"{part}: {count} graph{'s' * (count > 1)}" for part, count in sorted(graphs.items())]
-    return "; ".join([*made, *sorted({f"{part.part}: called as it is ({part.why})" for part in parts if part.why})])
+def told() -> list[str]:
+    """Say which parts of this process are graphs, and why others are not, of those of which it is known."""
+    parts = [part for ref in _all if (part := ref()) is not None]
+    graphs = {f"{part.part}: a graph" for part in parts if part.proven}
+    return sorted(graphs | {f"{part.part}: called as it is ({part.why})" for part in parts if part.why})
+
+
+def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(map(same_bits, one, other))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

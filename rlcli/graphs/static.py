@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ class Twins(Generic[Name]):
         length = sum(-(-size // _LINE) * _LINE for size in sizes)
         self._here = empty_here(length, torch.uint8, device)
         self._there = torch.empty(length, dtype=torch.uint8, device=device)
+        self.block = self._there.view(torch.int64)  # all of it on the device
         self.here: dict[Name, Tensor] = {}
         self.there: dict[Name, Tensor] = {}
         at = 0
@@ -29,6 +30,13 @@ class Twins(Generic[Name]):
                 block[at : at + size].view(dtype).view(shape) for block in (self._here, self._there)
             )
             at += -(-size // _LINE) * _LINE
+
+    def within(self, blocks: Tensor) -> dict[Name, Tensor]:
+        whole, found = blocks.view(torch.uint8), {}  # [T, L] copies of the block, as views [T, *shape]
+        for name, x in self.there.items():
+            at = x.storage_offset() * x.itemsize
+            found[name] = whole[:, at : at + x.nbytes].view(x.dtype).view(len(whole), *x.shape)
+        return found
 
     def send(self) -> None:
         """Order the copy to the device."""
@@ -47,6 +55,20 @@ def empty_here(shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.d
 def brought(x: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device, by a copy that the host does not wait for; there already, itself."""
     return x.pin_memory().to(device, non_blocking=True) if x.is_cpu and device.type == "cuda" else x.to(device)
+
+
+def fetched(x: Tensor) -> Callable[[], Tensor]:
+    """Order a copy to host memory; return what waits for it and gives it."""
+    if not x.is_cuda:
+        return x.cpu
+    here, there = empty_here(tuple(x.shape), x.dtype, x.device).copy_(x, non_blocking=True), torch.cuda.Event()
+    there.record(torch.cuda.current_stream(x.device))
+
+    def wait() -> Tensor:
+        there.synchronize()
+        return here
+
+    return wait
 
 
 def sent(columns: Mapping[Name, Tensor], device: torch.device) -> dict[Name, Tensor]:

@@ -5,6 +5,8 @@ The oracle is the module's own step, and its bits are kept: these are the operat
 places, may differ in the last bit, and so may `sigmoid` and `tanh` in the last few numbers of a row. What is contiguous
 there is contiguous here, and gates share a call only where no row has such a rest.
 
+A GPU is given the fused cells that torch has for CUDA alone: three operations a layer, and a copy for each state.
+
 Shape letters: `N` rows, `L` layers, `I` inputs, `H` units.
 """
 
@@ -25,9 +27,12 @@ _ALIGNED = 16  # bytes, of whatever numpy and torch allocate
 
 
 def on_rows(
-    weights: list[Weights], source: Rows, before: list[Rows], after: list[Rows], features: Rows | None = None
-) -> Callable[[int], None]:
+    weights: list[Weights], source: Rows, before: list[Rows], after: list[Rows], features: Rows | None = None,
+    *, on_gpu: bool = False,
+) -> Callable[[int], None]:  # fmt: skip
     """Return `run(t)`: states `after[:][t]` [N, L, H] from inputs `source[t]` [N, I] and states `before[:][t]`."""
+    if on_gpu:
+        return _fused(weights, source, before, after, features)
     make = _gru if len(before) == 1 else _lstm
     runs: list[Callable[[int], Any]] = []
     before = [_in_one_piece(before[0], runs), *before[1:]]
@@ -45,6 +50,31 @@ def on_rows(
             one(t)
 
     return run
+
+
+def _fused(
+    weights: list[Weights], source: Rows, before: list[Rows], after: list[Rows], features: Rows | None
+) -> Callable[[int], None]:
+    def run(t: int) -> None:
+        x = source[t]
+        for layer, (ih, hh, bias_ih, bias_hh) in enumerate(weights):
+            h, *cell = (rows[t][:, layer] for rows in before)
+            given, gates = _affine(x, ih, bias_ih), _affine(h, hh, bias_hh)
+            if cell:
+                x, c, _ = torch.ops.aten._thnn_fused_lstm_cell(given, gates, *cell)
+                after[1][t][:, layer].copy_(c)
+            else:
+                x, _ = torch.ops.aten._thnn_fused_gru_cell(given, gates, h)
+            after[0][t][:, layer].copy_(x)
+        if features is not None:
+            features[t].copy_(x)
+
+    return run
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    transposed = weight.detach().t()
+    return x.mm(transposed) if bias is None else torch.addmm(bias.detach(), x, transposed)
 
 
 def _in_one_piece(rows: Rows, runs: list[Callable[[int], Any]]) -> Rows:

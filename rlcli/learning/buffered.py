@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
+from rlcli.graphs.static import fetched
 from rlcli.keys import BURN_IN
 from rlcli.learning.loops import Hooks, Loop, OnPolicy
 from rlcli.learning.update import Update
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from rlcli.collectors import BaseCollector, Delivered
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.objectives.value.estimator import ValueEstimator
+
+
+_NOTHING: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class BufferedOnPolicy(OnPolicy):
@@ -65,6 +70,20 @@ class BufferedOnPolicy(OnPolicy):
         return super().figures() | {"rows_drawn": float(self.hooks.valued.rows)}
 
 
+def _told_later(buffer: ReplayBuffer, index: Tensor, errors: Tensor, apart: Tensor | None) -> Callable[[], None]:
+    """Order errors `[N]` from where they lie; return what waits for them and tells the buffer, but of rows `apart`."""
+    errors = errors.reshape(-1)
+    ordered = fetched(index.reshape(-1)), fetched(errors if apart is None else errors.masked_fill(apart, -1))
+
+    def tell() -> None:
+        rows, found = (x() for x in ordered)
+        if apart is not None:
+            rows, found = rows[found != -1], found[found != -1]
+        buffer.update_priority(rows, found)
+
+    return tell
+
+
 class OffPolicy(Loop):
     """Train on samples of the buffer, which grows: `updates_per_frame`, from `learning_starts`; `beta` by progress."""
 
@@ -100,29 +119,33 @@ class OffPolicy(Loop):
         batch, buffer, update, stage = delivered.raw, self.buffer, self.update, self.hooks.stage
         new = min(delivered.frames * self.hooks.ranks, max(0, self.frames - self.learning_starts))
         self.owed += self.updates_per_frame * new
-        if self.owed >= 1:
-            if self.beta is not None:
-                buffer.sampler.set_beta(self.beta(progress))
-            update.begin(progress)
+        if self.owed < 1:
+            return batch
+        if self.beta is not None:
+            buffer.sampler.set_beta(self.beta(progress))
+        update.begin(progress)
+        # what is drawn by priority waits for those of the last update, and nothing else waits for a GPU
+        samples, tell, unrolled = buffer.samples(int(self.owed)), _NOTHING, []
         while self.owed >= 1:
             with stage("sample"):
-                sample = buffer.sample()
+                tell()
+                sample, tell = next(samples), _NOTHING
             if (burn_in := sample.get(BURN_IN, None)) is not None:
-                self.rows_unrolled += int(burn_in.sum())
+                unrolled.append(burn_in.sum())
             with stage("update"):
                 columns = update.read(sample)
                 errors = update.on(columns)
             if self.by_priority and errors is not None:
-                index, errors = sample["index"].reshape(-1), errors.reshape(-1)
                 # what pads slices has the index of a row that counts, and nothing is learned of burn-in
                 mask, burn = mask_of(columns), columns.get(BURN_IN)
                 apart = [x.reshape(-1) for x in (burn, None if mask is None else ~mask) if x is not None]
-                if apart:
-                    counts = ~torch.stack(apart).any(0)
-                    index, errors = index[counts], errors[counts]
-                with stage("sample"):
-                    buffer.update_priority(index, errors)
+                tell = _told_later(buffer, sample["index"], errors, torch.stack(apart).any(0) if apart else None)
             self.owed -= 1
+        if self.by_priority:
+            with stage("sample"):
+                tell()
+        self.rows_unrolled += int(torch.stack(unrolled).sum()) if unrolled else 0
+        update.fetch()
         return batch
 
     def figures(self) -> dict[str, float]:

@@ -15,6 +15,7 @@ from rlcli.keys import TD_ERROR
 from rlcli.learning.gradient import Figures, Gradient
 from rlcli.learning.minibatches import Minibatch
 from rlcli.learning.optimizer import Step
+from rlcli.modules.watch import EVERYWHERE, hooked
 from rlcli.objectives.bootstrap import TargetUpdate
 from rlcli.objectives.loss import Loss
 
@@ -30,10 +31,6 @@ class CapturedStep:
         self.row: Tensor | None = None
         self.errors: Tensor | None = None  # of rows, if the loss gives them
         self.captured = Captured("update", self._call, self._written, of.record)
-        if not self.step.optimizer.reads_rate:
-            self.captured.refuse("its optimizer takes the learning rate from the host")
-        elif self.noise is None and getattr(self.loss, "generator", None) is not None:
-            self.captured.refuse("its loss draws other numbers than normal ones")
 
     def on(self, minibatch: Minibatch) -> tuple[Tensor, Tensor | None]:
         """Step on columns of these shapes; return figures `[len(names)]` and errors `[N]`, which are the caller's."""
@@ -80,16 +77,26 @@ class CapturedSteps:
 
     told = staticmethod(told)
 
-    def __init__(self, loss: Loss, step: Step, targets: TargetUpdate | None, record: Recorder) -> None:
-        self.loss, self.step, self.targets, self.record = loss, step, targets, record
+    def __init__(
+        self, loss: Loss, step: Step, targets: TargetUpdate | None, record: Recorder, compiled: bool = False
+    ) -> None:
+        self.loss, self.step, self.targets, self.record, self.compiled = loss, step, targets, record, compiled
         self._of: dict[object, CapturedStep] = {}
+        self._why: dict[object, str] = {}  # of a gradient, what speaks against graphs
+        self._told: dict[str, Captured] = {}
 
     def forget(self) -> None:
         """Record anew: the optimizer's state lies elsewhere."""
         self._of.clear()
+        self._why.clear()
 
-    def of(self, gradient: Gradient, minibatch: Minibatch) -> CapturedStep | None:
-        """Return the step for such a minibatch; None where there are too many kinds of them."""
+    def of(self, gradient: Gradient, minibatch: Minibatch, together: bool = False) -> CapturedStep | None:
+        """Return the step for such a minibatch; None where it is no graph by rule. `together`: ranks step so."""
+        if gradient not in self._why:
+            self._why, self._told = {gradient: self.refusal(together)}, {}
+        if why := self._why[gradient]:
+            self._refuse(why)
+            return None
         behind = (self.targets.tau, self.targets.every) if self.targets is not None else ()
         told = self.step.max_grad_norm, *behind, *_settings(self.loss)
         kind = gradient, self.step.flat.version, *told, *((k, x.shape) for k, x in minibatch.items())
@@ -97,9 +104,30 @@ class CapturedSteps:
         if step is None:
             self._of = {k: step for k, step in self._of.items() if k[:2] == kind[:2]}  # type: ignore[index]
             if len(self._of) >= MOST:
+                self._refuse(f"its minibatches come in more than {MOST} shapes")
                 return None
             step = self._of[kind] = CapturedStep(self, gradient, minibatch)
         return step
+
+    def refusal(self, together: bool = False) -> str:
+        """Say by rule why a step is no graph; nothing where it may be one."""
+        loss = self.loss
+        if together:
+            return "ranks add up their gradients in it"
+        if self.compiled:
+            return "torch compiles its loss"
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.step.flat.parameters):
+            return "hooks on its parameters would act only while it is recorded"
+        if any(EVERYWHERE) or any(map(hooked, loss.modules())):
+            return "hooks on its modules would act only while it is recorded"
+        if not getattr(loss, "draws_noise", False) and getattr(loss, "generator", None) is not None:
+            return "its loss draws other numbers than normal ones"
+        return "" if self.step.optimizer.reads_rate else "its optimizer takes the learning rate from the host"
+
+    def _refuse(self, why: str) -> None:
+        if why not in self._told:
+            self._told[why] = Captured("update", lambda: None, list, self.record)
+            self._told[why].refuse(why)
 
 
 def _settings(loss: Loss) -> list[Any]:

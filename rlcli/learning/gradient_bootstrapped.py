@@ -23,7 +23,8 @@ from rlcli.modules.distributions.continuous import TanhNormalFamily, standard_no
 from rlcli.modules.masks import LogitMask
 from rlcli.modules.stages import layers_of
 from rlcli.modules.values import LogScaleExtractor, StateActionMLP
-from rlcli.objectives.dqn import DQNLoss
+from rlcli.objectives.bootstrap import next_columns
+from rlcli.objectives.dqn import DQNLoss, need_same_actions
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.sac import SACLoss
@@ -33,8 +34,10 @@ NOTHING = np.empty(0, np.float32)
 NO_STEPS = np.empty(0, np.int64)
 
 
-def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedDQN | None:
+def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedDQN | OperatedDQN | None:
     """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
+    if not host.may_ask(flat.tensor):
+        return OperatedDQN(loss, flat) if OperatedDQN.fits(loss, flat, columns) else None
     online, delayed = _replayed(loss.online, True), _replayed(loss.delayed, False)
     if online is None or delayed is None or flat.tensor.device.type != "cpu":
         return None
@@ -42,19 +45,23 @@ def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedD
         return None
     if loss.tensor_keys.action_value not in loss.online.out_keys:
         return None
-    key, action = loss.online.in_keys[0], columns.get(loss.tensor_keys.action)
+    key = loss.online.in_keys[0]
     fits = all(float_rows(columns, k) for k in (key, under_next(key))) and plain_rows(loss, columns)
     if fits:
         fits = {(columns[key].shape[1], online.layers[-1][0].out_features)} == {online.widths, delayed.widths}
         fits = fits and columns[key].shape == columns[under_next(key)].shape
-    if action is None or not fits:
-        return None
+    fits = fits and _usual_actions(loss, columns)
+    return ClosedDQN(loss, online, delayed, key) if fits else None
+
+
+def _usual_actions(loss: DQNLoss, columns: Columns) -> bool:
+    """Say whether there is an action a row, all of which count."""
+    action = columns.get(loss.tensor_keys.action)
+    if action is None or loss.reduction != "mean" or any(k in columns for k in MASK_KEYS):
+        return False
     if loss.action_space == "categorical":
-        fits = one_number(action) and action.dtype in INTEGERS
-    else:
-        fits = action.ndim == 2 and action.dtype in NUMBERS  # there is no argmax of bool
-    whole = loss.reduction == "mean" and not any(k in columns for k in MASK_KEYS)
-    return ClosedDQN(loss, online, delayed, key) if fits and whole else None
+        return one_number(action) and action.dtype in INTEGERS
+    return action.ndim == 2 and action.dtype in NUMBERS  # there is no argmax of bool
 
 
 class ClosedDQN:
@@ -65,7 +72,7 @@ class ClosedDQN:
     """
 
     def __init__(self, loss: DQNLoss, online: Replay, delayed: Replay, key: Key) -> None:
-        from rlcli.kernels import dqn  # loads the compiler
+        from rlcli.kernels.dqn import cpu as dqn  # loads the compiler
 
         self.loss, self.online, self.delayed, self.key = loss, online, delayed, key
         last = loss.online.stages[-1]  # type: ignore[union-attr, index]
@@ -100,10 +107,52 @@ class ClosedDQN:
         return values.numpy()
 
     def _action(self, columns: Columns) -> np.ndarray:
-        action = columns[self.loss.tensor_keys.action]
-        if self.loss.action_space == "one_hot":
-            action = action.argmax(-1)
-        return action.reshape(-1).numpy()
+        return _action_of(self.loss, columns).numpy()
+
+
+def _action_of(loss: DQNLoss, columns: Columns) -> Tensor:
+    """Return the index of each row's action, `[N]`."""
+    action = columns[loss.tensor_keys.action]
+    return (action.argmax(-1) if loss.action_space == "one_hot" else action).reshape(-1)
+
+
+class OperatedDQN:
+    """`DQNLoss` by operations of which the host reads nothing, as a GPU needs it, with any networks of feedforward."""
+
+    def __init__(self, loss: DQNLoss, flat: FlatParameters) -> None:
+        from rlcli.kernels import dqn
+
+        self.loss, self.flat, self._q_learning = loss, flat, dqn.OPERATIONS.q_learning
+        target = [] if loss.target_value_network is None else [*loss.target_value_network.parameters()]
+        if {x.dtype for x in target} == {flat.tensor.dtype}:
+            lay_out(target)  # they follow by one operation
+
+    @staticmethod
+    def fits(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> bool:
+        """Say whether it fits samples of these columns `[N, ...]`."""
+        from rlcli.kernels.operations import serves
+
+        plain = isinstance(loss.online, Lowered) and loss.tensor_keys.action_value in loss.online.out_keys
+        usual = plain and serves(flat.tensor) and flat.tensor.dtype == torch.float32
+        return usual and plain_rows(loss, columns) and _usual_actions(loss, columns)
+
+    def __call__(self, columns: Columns) -> dict[str, Any]:
+        loss, online, delayed = self.loss, self.loss.online, self.loss.delayed
+        assert isinstance(online, Lowered) and isinstance(delayed, Lowered)
+        key = loss.tensor_keys.action_value
+        values = online(columns, 1)[key]
+        with torch.no_grad():
+            later = next_columns(columns, online.in_keys)
+            next_values = delayed(later, 1)[key]
+            choosing = online(later, 1)[key] if loss.double_dqn else next_values
+        need_same_actions(values, next_values)  # compiled code would read beside them
+        given = values.detach(), _action_of(loss, columns), next_values, choosing
+        reward, terminated, steps, weight = given_of(loss, columns)
+        grad, errors, figures = self._q_learning(
+            *given, reward, terminated, steps, weight, loss.gamma, loss.loss_function
+        )
+        self.flat.differentiate([values], [grad])
+        return {"loss": figures[0], "q_value": figures[1], TD_ERROR: errors}
 
 
 def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
@@ -146,13 +195,18 @@ def plain_rows(loss: Any, columns: Columns) -> bool:
     return all(one_number(x) and x.dtype in (*NUMBERS, torch.bool) for x in there)
 
 
-def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
-    """Reward and ends, each `[N]`; the steps that a reward spans, and weights, each `[N]` or empty."""
+def given_of(loss: Any, columns: Columns) -> list[Any]:
+    """Return reward and ends, each `[N]`; the steps that a reward spans, and weights, each `[N]` or None."""
     k = loss.tensor_keys
-    given = (under_next(k.reward), loss.ended_key(columns), STEPS_TO_NEXT_OBS, k.priority_weight)
+    keys = (under_next(k.reward), loss.ended_key(columns), STEPS_TO_NEXT_OBS, k.priority_weight)
+    return [None if x is None else x.reshape(-1) for x in map(columns.get, keys)]
+
+
+def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
+    """Return the same as arrays, empty where there is none."""
     absent: tuple[np.ndarray, ...] = (NOTHING, NOTHING, NO_STEPS, NOTHING)
-    read = zip(map(columns.get, given), absent, strict=True)
-    return tuple(empty if x is None else x.reshape(-1).numpy() for x, empty in read)
+    read = zip(given_of(loss, columns), absent, strict=True)
+    return tuple(empty if x is None else x.numpy() for x, empty in read)
 
 
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | OperatedSAC | None:
@@ -204,11 +258,10 @@ class ClosedSAC:
     """
 
     def __init__(self, loss: SACLoss, actor: Replay, critics: list[Replay], delayed: list[Replay], key: Key) -> None:
-        from rlcli.kernels import dqn  # loads the compiler
-        from rlcli.kernels.sac import cpu
+        from rlcli.kernels.sac import cpu  # loads the compiler
 
         self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
-        self._kernel, self._kind = cpu, dqn.KINDS[loss.loss_function]
+        self._kernel, self._kind = cpu, cpu.KINDS[loss.loss_function]
         family, (_, split) = loss.density.family, loss.density.stages
         assert isinstance(family, TanhNormalFamily)
         dims = actor.layers[-1][0].out_features // 2
@@ -292,7 +345,7 @@ class OperatedSAC:
         self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
         from rlcli.kernels import sac
 
-        self._operations = sac
+        self._sac = sac
         weight, _, _ = actor.layers[-1]
         family, split = loss.density.family, loss.density.stages[1].module
         assert isinstance(family, TanhNormalFamily)
@@ -303,9 +356,9 @@ class OperatedSAC:
     @classmethod
     def of(cls, loss: SACLoss, nets: list[Replay], delayed: list[Replay], key: Key) -> OperatedSAC | None:
         """Return it for an actor and its critics; their targets are laid into one piece of memory."""
-        from rlcli.kernels import sac
+        from rlcli.kernels.operations import serves
 
-        if not sac.serves(nets[0].layers[0][0].weight):
+        if not serves(nets[0].layers[0][0].weight):
             return None
         targets = [net.layers for net in delayed]
         if loss.delay_qvalue:
@@ -318,16 +371,15 @@ class OperatedSAC:
         return cls(loss, actor, critics, later, key) if actor and critics and later else None
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
-        sac, loss, k, box = self._operations, self.loss, self.loss.tensor_keys, self._box
+        sac, figures_of, box = self._sac.OPERATIONS, self._sac.FIGURES, self._box
+        loss, k = self.loss, self.loss.tensor_keys
         loss.clamp_alpha_()
-        reward, terminated = (columns[x].reshape(-1) for x in (under_next(k.reward), loss.ended_key(columns)))
-        optional = map(columns.get, (STEPS_TO_NEXT_OBS, k.priority_weight))
-        steps, weight = (None if x is None else x.reshape(-1) for x in optional)
+        reward, terminated, steps, weight = given_of(loss, columns)
         states, n = torch.cat((columns[self.key], columns[under_next(self.key)])), len(reward)
         both = self.actor.forward(states)[0]
         loc, log_alpha = both[:n, : box[0].shape[0]], loss.log_alpha.detach()
         later, noise = (standard_normal((loc, loc), loss.generator) for _ in range(2))  # the order of the loss
-        rows, log_prob = sac.draw(both, states, columns[k.action], [noise, later], box)
+        rows, log_prob = sac.draw(both, states, columns[k.action], [noise, later], *box)
         next_values = self.delayed.forward(rows[2 * n :])[..., 0]
         values = self.critics.forward(rows[: 2 * n])[..., 0]
         grads, errors, short, figures = sac.terms(
@@ -336,11 +388,11 @@ class OperatedSAC:
         )  # fmt: skip
         action_grads = self.critics.backward(grads.unsqueeze(-1), n, slice(states.shape[1], None))
         assert action_grads is not None
-        grad = sac.actor_grad(both, noise, action_grads, log_alpha, weight, box)
+        grad = sac.actor_grad(both, noise, action_grads, log_alpha, weight, *box)
         self.actor.backward(grad.unsqueeze(0), n)
         if not loss.fixed_alpha:
             loss.log_alpha.grad.copy_(short)  # type: ignore[union-attr]
-        return {**dict(zip(sac.FIGURES, figures.unbind(), strict=True)), TD_ERROR: errors}
+        return {**dict(zip(figures_of, figures.unbind(), strict=True)), TD_ERROR: errors}
 
 
 def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:

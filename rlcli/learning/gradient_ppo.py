@@ -96,7 +96,7 @@ class ClosedPPO:
                 self._constants[x] = torch.tensor(x, dtype=torch.float64, device=like.device)
         lying = [x.to(like.device) if isinstance(x, Tensor) else self._constants[x] for x in numbers]
         action, given = action.reshape(-1) if self._discrete else action, [x.detach() for x in params]
-        *grads, figures = ppo.clipped_ppo(
+        *grads, figures = ppo.OPERATIONS.clipped_ppo(
             given, action, rows, lying, loss.loss_critic_type, bool(loss.normalize_advantage)
         )
         self.nets.backward(tuple(grads[:-1]), grads[-1])

@@ -48,7 +48,7 @@ class Hooks:
     """Follow a loop: report, save and evaluate, each only where it is given; `stage(name)` times a stage."""
 
     ranks = 1  # that collect as many frames as this process
-    said = False  # which parts are graphs
+    said: tuple[str, ...] = ()  # which parts are graphs, and why others are not
 
     def __init__(
         self, reporter: Reporter | None = None, saver: Saver | None = None, evaluation: PeriodicEvaluation | None = None
@@ -108,9 +108,10 @@ class Hooks:
                 workers=loop.collector.workers, restarts=loop.collector.restarts,
             )  # fmt: skip
             self.reporter.out_of_bounds(loop.collector.out_of_bounds())
-            if loop.update.graphs is not None and not self.said and (said := loop.update.graphs.told()):
-                self.said = True
-                self.reporter.say(said)
+            graphs = loop.update.graphs
+            if graphs is not None and (news := [line for line in graphs.told() if line not in self.said]):
+                self.said += (*news,)
+                self.reporter.say("; ".join(news))
         self.unreported, self.lags, self.valued = [], [], ValueRows()
 
     def save(self, frames: int, *, sound: bool = True) -> None:
@@ -266,6 +267,11 @@ class OnPolicy(Loop):
     ) -> None:
         super().__init__(collector, update, total_frames, hooks)
         self.estimator, self.device = estimator, device
+        self._estimate: Callable[[TensorDictBase], TensorDictBase] = estimator
+        if update.graphs is not None and not (collector.split_trajs or collector.trajectories is not None):
+            from rlcli.objectives.value.captured import CapturedValues
+
+            self._estimate = CapturedValues(estimator, update.graphs.record)
         self._beside = StateBeside(estimator, update.loss, *update.loss.networks)
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
@@ -286,7 +292,7 @@ class OnPolicy(Loop):
                 from rlcli.data.next_obs import move
 
                 batch = move(batch, self.device)
-            batch = estimator(batch)
+            batch = self._estimate(batch)
         dropped = estimator.last_dropped if estimator.shifted else None
         self.hooks.valued.add(ValueRows(estimator.last_rows, estimator.last_approximated, dropped))
         return batch

@@ -8,9 +8,9 @@ A parameter that two networks share is there once. `load_state_dict` and `copy.d
 as ever; what was given new memory (`.to`, `assign=True`, `zero_grad()`) `bound` notices and `bind` takes back in.
 
 `Optimizer.step` spends 35 us on hooks, grouping and profiling around a 7 us operation; at the size of a PPO
-update that is a tenth of everything. For Adam and AdamW the operation itself is called, on the optimizer's
-own state, so the numbers are bitwise those of `step`, and `state_dict` is torch's. A step on what is not finite is
-skipped and counted, and an error when such steps do not stop.
+update that is a tenth of everything. So what it ends in is called, on the optimizer's own state: the numbers are
+bitwise those of `step`, and `state_dict` is torch's. A step on what is not finite is skipped and counted, and an error
+when such steps do not stop.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "rmsprop": functools.partial(_RMSprop, foreach=False),
     "sgd": functools.partial(_SGD, fused=True),
 }
-_OPERATIONS = {_Adam: "_fused_adam_", _AdamW: "_fused_adamw_"}
+_OPERATIONS = {_Adam: "_fused_adam_", _AdamW: "_fused_adamw_", _SGD: "_fused_sgd_"}
 
 
 class FlatOptimizer:
@@ -183,17 +183,17 @@ class FlatOptimizer:
     @property
     def can_skip(self) -> bool:
         """Return True if `step` takes a flag that skips it."""
-        return bool(self._group.get("fused"))
+        return isinstance(self.optimizer, _RMSprop) or bool(self._group.get("fused"))
 
     @property
     def begun(self) -> bool:
         """Return True if it holds a state, which the first step makes."""
-        return bool(self.optimizer.state)
+        return self._direct is not None or bool(self.optimizer.state)
 
     @property
     def reads_rate(self) -> bool:
         """Return True if a step takes `lr` from where it lies: else a graph would hold the one of its recording."""
-        return self.rate is not None and self._direct is not None
+        return self.rate is not None and (self._direct is not None or (self.can_skip and not self.begun))
 
     def step(self, skip: Tensor | None = None) -> None:
         """Move the tensor along its gradient; not if `skip`, a float tensor `[]`, is 1 (never at the first step)."""
@@ -218,8 +218,8 @@ class FlatOptimizer:
                     "the saved optimizer state belongs to another model", where=name,
                     why=f"it has {x.numel()} elements, the model {self.tensor.numel()}",
                 )  # fmt: skip
-        counted = self.tensor.device if self.can_skip else torch.device("cpu")  # where a count of steps is
-        restored = {k: x.to(self.tensor, copy=True) if x.ndim else x.to(counted, copy=True) for k, x in state.items()}
+        where = self.tensor.device
+        restored = {k: x.to(self.tensor if x.ndim else where, copy=True) for k, x in state.items()}
         self.optimizer.state.clear()
         if restored:
             self.optimizer.state[self.tensor] = restored
@@ -229,23 +229,59 @@ class FlatOptimizer:
 def _direct_step(
     optimizer: Optimizer, tensor: nn.Parameter, rate: Tensor | None
 ) -> Callable[[Tensor | None], None] | None:
-    """Return the one operation that `optimizer.step` ends in, or None where it has more to do."""
+    """Return what `optimizer.step` ends in, or None where it has more to do."""
     group, state = optimizer.param_groups[0], optimizer.state[tensor]
-    name = _OPERATIONS.get(type(optimizer))
-    operation = getattr(torch, name, None) if name else None
-    if operation is None or group["amsgrad"] or not group["fused"] or isinstance(group["lr"], Tensor):
+    if isinstance(optimizer, _RMSprop):
+        state["step"] = state["step"].to(tensor.device)
+        return functools.partial(_rmsprop, group, state, tensor, rate)
+    operation = getattr(torch, _OPERATIONS.get(type(optimizer), ""), None)
+    if operation is None or not group["fused"] or isinstance(group["lr"], Tensor):
         return None
-    moments = [state["exp_avg"]], [state["exp_avg_sq"]]
-    count, values = state["step"], tensor.detach()
-    beta1, beta2 = group["betas"]
-    rest = {k: group[k] for k in ("weight_decay", "eps", "amsgrad", "maximize")}
+    if isinstance(optimizer, _SGD):
+        names, rest = "momentum_buffer", "weight_decay momentum dampening nesterov maximize"
+        given: dict[str, Any] = {"is_first_step": False}
+    else:
+        names, rest = "exp_avg exp_avg_sq max_exp_avg_sq", "weight_decay eps amsgrad maximize"
+        given = dict(zip(("beta1", "beta2"), group["betas"], strict=True))
+    given |= {k: group[k] for k in rest.split()}
+    moments = [[x] if (x := state.get(name)) is not None else [] for name in names.split()]
+    counts, values = [state["step"]] if "step" in state else [], tensor.detach()
 
     def step(skip: Tensor | None) -> None:
-        count.add_(1 if skip is None else 1 - skip)
-        now = {"lr": group["lr"] if rate is None else rate, "beta1": beta1, "beta2": beta2, "found_inf": skip}
-        operation([values], [tensor.grad], *moments, [], [count], **now, **rest)
+        for count in counts:
+            count.add_(1 if skip is None else 1 - skip)
+        lr = group["lr"] if rate is None else rate
+        operation([values], [tensor.grad], *moments, *([counts] * bool(counts)), lr=lr, found_inf=skip, **given)
 
     return step
+
+
+def _rmsprop(
+    group: dict[str, Any], state: dict[str, Tensor], tensor: Tensor, rate: Tensor | None, skip: Tensor | None
+) -> None:
+    """Step as torch does on one tensor, and take all back where `skip` is 1."""
+    values, grad, square, alpha = tensor.detach(), tensor.grad, state["square_avg"], group["alpha"]
+    moved = [values, *state.values()]
+    before = [] if skip is None else [x.clone() for x in moved]
+    lr = group["lr"] if rate is None else rate
+    state["step"].add_(1)
+    assert grad is not None
+    grad = -grad if group["maximize"] else grad
+    if group["weight_decay"]:
+        grad = grad.add(values, alpha=group["weight_decay"])
+    square.mul_(alpha).addcmul_(grad, grad, value=1 - alpha)
+    if group["centered"]:
+        mean = state["grad_avg"].lerp_(grad, 1 - alpha)
+        spread = square.addcmul(mean, mean, value=-1).sqrt_().add_(group["eps"])
+    else:
+        spread = square.sqrt().add_(group["eps"])
+    if group["momentum"]:
+        momentum = state["momentum_buffer"].mul_(group["momentum"]).addcdiv_(grad, spread)
+        values.add_(momentum, alpha=-group["lr"]) if rate is None else values.addcmul_(momentum, rate, value=-1)
+    else:
+        values.addcdiv_(grad * lr, spread, value=-1)
+    for x, was in zip(moved, before, strict=False):
+        torch.where(skip > 0, was, x, out=x)  # type: ignore[operator, arg-type]
 
 
 # ---- one step, or none -------------------------------------------------------------------------------------------
@@ -288,7 +324,8 @@ class Step:
             return self(figures)
         grad, loss = self.flat.grad, torch.as_tensor(figures["loss"])
         norm = torch.linalg.vector_norm(grad)
-        bad = (~torch.isfinite(norm + loss)).float()
+        both = norm + loss
+        bad = (both - both != 0).float()  # not finite
         if self.max_grad_norm is not None:
             scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             grad.mul_(scale.nan_to_num())  # the gaps, which nobody writes again, stay 0

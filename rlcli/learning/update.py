@@ -79,12 +79,12 @@ class Update:
         self._look = asks or not self.optimizer.can_skip
         # what a compiled loss reads, and a graph
         self._epsilon = torch.zeros((), device=self.flat.tensor.device) if compile or not asks else None
-        record = None if compile or self._look else graph.recorder_of(self.flat.tensor.device)
+        record = graph.recorder_of(self.flat.tensor.device)
         self.graphs: CapturedSteps | None = None
         if record is not None:
             from rlcli.learning.captured_step import CapturedSteps
 
-            self.graphs = CapturedSteps(loss, self.step, targets, record)
+            self.graphs = CapturedSteps(loss, self.step, targets, record, compile)
         self._names: list[Key] = []  # the loss's keys as they were when it was asked which of them it reads
         self._look_at_keys()
         self._beside = StateBeside(loss, *loss.networks)
@@ -152,8 +152,8 @@ class Update:
             gradient = None
         if gradient is None and minibatch:
             gradient = self._gradient = self.gradient.of(minibatch)
-        if self.graphs is not None and gradient is not None and self.ranks is None and self.optimizer.begun:
-            captured = self.graphs.of(gradient, minibatch)
+        if self.graphs is not None and gradient is not None and self.optimizer.begun:
+            captured = self.graphs.of(gradient, minibatch, self.ranks is not None)
             if captured is not None:
                 row, errors = captured.on(minibatch)
                 self._means.add_row(row, captured.names)
@@ -167,6 +167,11 @@ class Update:
         if made and self.targets is not None:
             self.targets.follow(made["skipped"]) if "skipped" in made else self.targets.step()
         return errors if errors is None or (made and self._look) else errors.nan_to_num(0.0, 0.0, 0.0)
+
+    def fetch(self) -> None:
+        """Read figures that nobody saw: those of the batch before, while those of this one are on their way."""
+        if not self._look:
+            self.step.count(self._means.skips(late=True))
 
     def figures(self) -> dict[str, float]:
         """Return means since the last call or `passes`, with `lr`, `skipped`, and `epochs` or `updates`; or nothing."""
@@ -277,6 +282,10 @@ EXTRA = "_extra_state"  # what torch calls that of `get_extra_state`
 
 
 # ---- diagnostics -------------------------------------------------------------------------------------------------
+# of a minibatch, or names and a tensor of them; None: an epoch ends
+Unread = list[Mapping[str, float | Tensor] | tuple[Sequence[str], Tensor] | None]
+
+
 @dataclass
 class Means:
     """Average figures of minibatches, floats or 0-dim tensors: the finite ones, of steps that moved something."""
@@ -285,8 +294,8 @@ class Means:
     _epoch: dict[str, list[float]] = field(default_factory=dict)
     _last: dict[str, list[float]] = field(default_factory=dict)  # that was closed
     _skips: list[float] = field(default_factory=list)
-    # of a minibatch, or names and a tensor of them; None: an epoch ends
-    _unread: list[Mapping[str, float | Tensor] | tuple[Sequence[str], Tensor] | None] = field(default_factory=list)
+    _unread: Unread = field(default_factory=list)
+    _ordered: list[tuple[Unread, Callable[[], Tensor] | None]] = field(default_factory=list)  # and their numbers
 
     def add(self, figures: Mapping[str, float | Tensor]) -> None:
         self._unread.append(figures)
@@ -305,9 +314,9 @@ class Means:
         self._read()
         return self._last.get(name, [])
 
-    def skips(self) -> list[float]:
-        """Return, once, which steps were skipped, of those that nobody saw."""
-        self._read()
+    def skips(self, late: bool = False) -> list[float]:
+        """Return, once, which steps were skipped, of those that nobody saw; `late`: as far as they are here."""
+        self._fetch() if late else self._read()
         skips, self._skips = self._skips, []
         return skips
 
@@ -331,14 +340,29 @@ class Means:
         return {name: torch.tensor(total, dtype=torch.float64) for name, total in self._totals.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._unread, self._epoch = [], {}
+        self._unread, self._ordered, self._epoch = [], [], {}
         self._totals = {name: (float(x[0]), int(x[1])) for name, x in state.items()}
 
-    def _read(self) -> None:
+    def _fetch(self) -> None:
+        """Take in what was ordered before, and order what came since."""
+        ordered, self._ordered = self._ordered, []
+        for unread, here in ordered:
+            self._take(unread, iter(here().tolist() if here is not None else ()))
         given = [figures[1:] if isinstance(figures, tuple) else figures.values() for figures in self._unread if figures]
         tensors = [x.detach().reshape(-1).float() for values in given for x in values if isinstance(x, Tensor)]
-        numbers = iter(torch.cat(tensors).tolist() if tensors else ())
-        for figures in self._unread:
+        numbers = None
+        if tensors:
+            from rlcli.graphs.static import fetched
+
+            numbers = fetched(torch.cat(tensors))
+        self._ordered, self._unread = [(self._unread, numbers)], []
+
+    def _read(self) -> None:
+        self._fetch()
+        self._fetch()
+
+    def _take(self, unread: Unread, numbers: Iterator[float]) -> None:
+        for figures in unread:
             if figures is None:
                 self._close()
                 continue
@@ -350,7 +374,6 @@ class Means:
             for name, x in row.items():
                 if name == "skipped" or not row.get("skipped"):
                     self._epoch.setdefault(name, []).append(x)
-        self._unread = []
 
 
 def mean(values: list[float]) -> float:

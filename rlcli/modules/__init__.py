@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
+    from tensordict.nn import NormalParamExtractor as NormalParamExtractor
+
     from rlcli.modules.actors import ActorCritic as ActorCritic
     from rlcli.modules.actors import ActorValueOperator as ActorValueOperator
     from rlcli.modules.actors import ProbabilisticActor as ProbabilisticActor
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from rlcli.modules.exploration import set_exploration_type as set_exploration_type
     from rlcli.modules.head import DISTRIBUTIONS as DISTRIBUTIONS
     from rlcli.modules.head import ActionHead as ActionHead
-    from rlcli.modules.head import NormalParamExtractor as NormalParamExtractor
     from rlcli.modules.head import StateIndependentScale as StateIndependentScale
     from rlcli.modules.head import action_head as action_head
     from rlcli.modules.masks import ActionMask as ActionMask

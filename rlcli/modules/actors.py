@@ -240,14 +240,8 @@ class ActorCritic(nn.Module):
     def _repeats(self) -> dict[str, str]:
         """Return the names of tensors that repeat an earlier one, and that one's name."""
         first: dict[int, str] = {}
-        repeats = {}
         tensors = [*self.named_parameters(remove_duplicate=False), *self.named_buffers(remove_duplicate=False)]
-        for name, tensor in tensors:
-            if id(tensor) in first:
-                repeats[name] = first[id(tensor)]
-            else:
-                first[id(tensor)] = name
-        return repeats
+        return {name: first[id(x)] for name, x in tensors if first.setdefault(id(x), name) != name}
 
 
 def _drop_repeats(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

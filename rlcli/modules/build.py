@@ -26,7 +26,7 @@ from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
 from rlcli.modules import recurrent
-from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
+from rlcli.modules.actors import ActorCritic, ActorValueOperator, ValueOperator
 from rlcli.modules.head import ActionHead, action_head, single_action
 from rlcli.modules.masks import with_action_mask
 from rlcli.modules.nets import MLP, evaluation_mode, front_of, network, observation_keys, seeded
@@ -244,10 +244,6 @@ def build_soft_actor_critic(
             observation_spec, keys, 2 * head.features, net=net, hidden=hidden, activation=activation,
             orthogonal=orthogonal,
         )  # fmt: skip
-        stages = TensorDictSequential(
-            TensorDictModule(actor_net, keys, ["loc_and_scale"]),
-            TensorDictModule(LogScaleExtractor(), ["loc_and_scale"], ["loc", "scale"]),
-        )
         width = head.features + _width(observation_spec, keys)
         own = {
             "hidden": (64, 64) if hidden is None else hidden,
@@ -258,10 +254,7 @@ def build_soft_actor_critic(
             ValueOperator(StateActionMLP(width, **own), [*keys, head.key], [STATE_ACTION_VALUE])  # type: ignore[arg-type]
             for _ in range(critics)
         ]
-    actor = ProbabilisticActor(
-        stages, head.param_keys, [head.key], spec=spec, distribution_class=head.distribution_class,
-        distribution_kwargs=head.distribution_kwargs,
-    )  # fmt: skip
+    actor = head.actor(actor_net, keys, spec=spec, return_log_prob=False, split=LogScaleExtractor())
     return ActorCritic(actor, nn.ModuleList(values))  # type: ignore[arg-type]
 
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ConfigError
 from rlcli.keys import ACTION, Key, show
@@ -41,15 +41,6 @@ from rlcli.specs import (
     TensorSpec,
     Unbounded,
 )
-
-__all__ = [
-    "DISTRIBUTIONS",
-    "ActionHead",
-    "NormalParamExtractor",
-    "StateIndependentScale",
-    "action_head",
-    "single_action",
-]
 
 
 class StateIndependentScale(nn.Module):
@@ -122,18 +113,20 @@ class ActionHead:
         return ["loc", "scale"] if self.continuous else ["logits"]
 
     def stages(
-        self, net: nn.Module, in_keys: list[Key], *, init_std: float = 1.0, state_dependent_std: bool = False
-    ) -> list[TensorDictModuleBase]:
+        self, net: nn.Module, in_keys: list[Key], *, init_std: float = 1.0, state_dependent_std: bool = False,
+        split: nn.Module | None = None,
+    ) -> list[TensorDictModuleBase]:  # fmt: skip
         """`net` as the stages that write the parameters.
 
-        `net` gives `features` numbers, or twice as many with `state_dependent_std`. A scale that does not
-        depend on the state is a stage of its own, reading `loc`, so that a collector can compute it once per
-        batch.
+        `net` gives `features` numbers, or twice as many with `state_dependent_std`, or for what is to `split` them. A
+        scale that does not depend on the state is a stage of its own, reading `loc`, so that a collector can compute it
+        once per batch.
         """
         if not self.continuous:
             return [TensorDictModule(net, in_keys, ["logits"])]
         if state_dependent_std:
             split = NormalParamExtractor(scale_mapping=f"biased_softplus_{init_std}")
+        if split is not None:
             first = TensorDictModule(net, in_keys, ["loc_and_scale"])
             return [first, TensorDictModule(split, ["loc_and_scale"], ["loc", "scale"])]
         scale = StateIndependentScale(self.features, init_std)
@@ -193,11 +186,7 @@ def action_head(action_spec: TensorSpec, batch_dims: int, distribution: str = "a
     ConfigError
         For a spec without a distribution, or a distribution that does not fit it.
     """
-    if distribution not in DISTRIBUTIONS:
-        near = get_close_matches(distribution, DISTRIBUTIONS, n=2, cutoff=0.5) or DISTRIBUTIONS
-        raise ConfigError(
-            f"there is no distribution '{distribution}'", where="policy.distribution", fix=f"Use {' or '.join(near)}."
-        )
+    arguments.choice("distribution", distribution, DISTRIBUTIONS, ConfigError)
     key, spec = single_action(action_spec)
     shape = tuple(spec.shape[batch_dims:])
     refuse(len(shape) != (0 if isinstance(spec, Categorical) else 1),

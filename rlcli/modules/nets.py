@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from rlcli import arguments
 from rlcli.arguments import nearest, refuse
 from rlcli.errors import ArgumentError, ConfigError, in_words
 from rlcli.keys import Key, show, unravel
@@ -37,13 +38,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def activation_class(name: str | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The module class of an activation name; a class, or a function that makes a module, is passed through.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name, with the nearest ones.
-    """
+    """The module class of an activation name; a class, or a function that makes a module, is passed through."""
     makes = issubclass(name, nn.Module) if isinstance(name, type) else callable(name)
     if makes and not isinstance(name, nn.Module):
         return name  # type: ignore[return-value]
@@ -52,10 +47,7 @@ def activation_class(name: str | Callable[[], nn.Module]) -> Callable[[], nn.Mod
             "an activation is a name or a class of modules", where="policy.activation", why=f"got {name!r}",
             fix='Use "tanh", nn.Tanh, or lambda: nn.LeakyReLU(0.2).',
         )  # fmt: skip
-    if name in ACTIVATIONS:
-        return ACTIVATIONS[name]
-    hint = nearest(name.lower(), ACTIVATIONS, 2, 0.5) or f"Choose one of {', '.join(ACTIVATIONS)}."
-    raise ConfigError(f"there is no activation '{name}'", where="policy.activation", fix=hint)
+    return ACTIVATIONS[arguments.choice("activation", name, ACTIVATIONS, ConfigError)]
 
 
 _activation = activation_class  # an argument of `MLP` has its name
@@ -76,23 +68,22 @@ def orthogonal_(module: nn.Module, gain: float = HIDDEN_GAIN) -> nn.Module:
 
 @contextmanager
 def seeded(source: int | torch.Generator | None) -> Iterator[None]:
-    """Run a block whose random numbers (torch's global CPU generator) follow from `source` alone.
+    """Run a block whose random numbers (torch's global generators, of the CPU and this GPU) follow from `source` alone.
 
-    The global generator is left as it was found; a generator given as `source` moves on by one draw. With
-    None the block draws from the global generator as usual.
+    The global generators are left as they were found; a generator given as `source` moves on by one draw. With
+    None the block draws from the global generators as usual.
     """
-    if source is None:
+    if source is None or torch.compiler.is_compiling():
         yield
         return
     if isinstance(source, torch.Generator):
-        device = source.device
-        source = int(torch.randint(2**62, (), generator=source, device=device))
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(source)  # not torch.manual_seed, which would reseed every GPU too
-    try:
+        source = int(torch.randint(2**62, (), generator=source, device=source.device))
+    on_gpu = torch.cuda.is_initialized()
+    with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
+        torch.default_generator.manual_seed(source)  # not torch.manual_seed, which would reseed every GPU too
+        if on_gpu:
+            torch.cuda.manual_seed(source)
         yield
-    finally:
-        torch.set_rng_state(before)
 
 
 @contextmanager
@@ -297,9 +288,7 @@ def network(
 
 def front_of(spec: Composite, keys: Sequence[Key], net: str) -> Encoder | None:
     """Return what encodes the observations for the layers; None for a float32 vector."""
-    if net not in NETS:
-        fix = nearest(net, NETS) or f"Choose one of {', '.join(NETS)}."
-        raise ConfigError(f"there is no network '{net}'", where="policy", fix=fix)
+    arguments.choice("network", net, NETS, ConfigError)
     if net in ("mlp", "cnn") and len(keys) > 1:
         raise ConfigError(
             f"policy={net} reads one observation", why=f"the env has {', '.join(map(show, keys))}",

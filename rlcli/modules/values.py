@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,8 +109,8 @@ def action_space_of(action_space: str | None, spec: TensorSpec | None, key: Key 
             "values of actions need one discrete action", where=f"action '{show(key)}'", why=f"its spec is {leaf!r}",
             fix="Use loss=sac for continuous actions.",
         )  # fmt: skip
-    if asked is not None and asked not in ACTION_SPACES:
-        raise ArgumentError(f"unknown action_space {action_space!r}", fix=f"Choose one of {', '.join(ACTION_SPACES)}")
+    if asked is not None:
+        arguments.choice("action_space", asked, ACTION_SPACES)
     if asked is None and space is None:
         raise ArgumentError("the action space is not known", fix="Give spec=env.action_spec, or action_space='one_hot'")
     if asked is not None and space is not None and asked != space:
@@ -325,17 +325,16 @@ class EGreedyFamily(Family):
         self.eps = eps or (lambda: 0.0)  # asked once a batch, and where weights change within one
         self.n, self.masked = n, masked  # `n` actions; of a masked one the value is the dtype's lowest
 
-    def log_prob(self, params: Params, action: Tensor) -> NoReturn:
-        raise ArgumentError("an epsilon-greedy action has no log-probability here", fix="Use a ProbabilisticActor.")
+    def _none_of_it(self, *_: Any) -> Any:
+        raise ArgumentError(
+            "an epsilon-greedy action has no log-probability, entropy or mean here",
+            fix="Use a ProbabilisticActor, or ExplorationType.MODE.",
+        )
 
-    def entropy(self, params: Params) -> NoReturn:
-        raise ArgumentError("an epsilon-greedy action has no entropy here", fix="Use a ProbabilisticActor.")
+    log_prob = entropy = mean = _none_of_it  # type: ignore[assignment]
 
     def mode(self, params: Params) -> Tensor:
         return params[0].argmax(-1)
-
-    def mean(self, params: Params) -> NoReturn:
-        raise ArgumentError("an index has no mean", fix="Use ExplorationType.MODE or DETERMINISTIC.")
 
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         best = self.mode(params)

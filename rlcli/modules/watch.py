@@ -33,7 +33,7 @@ FOREIGN |= {
     *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
     *(NormalParamExtractor, biased_softplus),
 }
-_EVERYWHERE = (
+EVERYWHERE = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
     torch_module._global_backward_hooks,
@@ -51,7 +51,7 @@ _CALLS = ("forward", "_call_impl")  # what one module has of its own instead of 
 def plain(module: Any, base: type = object) -> bool:
     """Say whether calling `module`, a `base`, does what its declared class says and nothing else."""
     whole = isinstance(module, nn.Module) and isinstance(module, base) and own(module)
-    return whole and not (any(_EVERYWHERE) or hooked(module))
+    return whole and not (any(EVERYWHERE) or hooked(module))
 
 
 def hooked(module: nn.Module) -> bool:
@@ -82,15 +82,11 @@ class ModuleWatch(Generic[T]):
     def version(self) -> int:
         """Return another number after a part, hook or `forward` changed; if `frozen`, after untrained memory moved."""
         holds = torch.compiler.is_compiling() or (  # a compiled graph has guards of its own
-            not any(self._empty)
-            and all(self._filled)
-            and all(self._everywhere)
-            and list(map(type, self._parts)) == self._types
+            list(map(type, self._parts)) == self._types
             and list(map(len, self._tables)) == self._sizes
             # by identity: what a `TensorDictParams` is equal to is no bool
-            and all(map(is_, chain.from_iterable(map(dict.values, self._tables)), self._inside))
-            and not any(map(contains, self._plain, self._names))
-            and (not self._own or all(name in table for table, name in self._own))
+            and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._inside))
+            and list(map(contains, self._calls, self._names)) == self._own
             and [settings(table) for settings, table in self._settings] == self._set
             and len(called := self._called()) == len(self._given)
             and all(map(is_, called, self._given))
@@ -110,17 +106,12 @@ class ModuleWatch(Generic[T]):
         self._parts = parts = list(self.module.modules())
         self._types = list(map(type, parts))
         tables: list[dict] = [table for part in parts for table in (part._modules, part._parameters, part._buffers)]
-        self._tables = [x for x in tables if x]
+        self._tables = [*tables, *EVERYWHERE, *(getattr(part, name) for part in parts for name in _HOOKS)]
         self._sizes = list(map(len, self._tables))
-        self._inside = list(chain.from_iterable(map(dict.values, self._tables)))
-        hooks = [getattr(part, name) for part in parts for name in _HOOKS]
-        self._filled = [x for x in hooks if x]
-        self._empty = [x for x in (*hooks, *tables, *_EVERYWHERE) if not x]
-        self._everywhere = [x for x in _EVERYWHERE if x]
-        calls = [(vars(part), name) for part in parts for name in _CALLS]
-        self._plain = [table for table, name in calls if name not in table]
-        self._names = [name for table, name in calls if name not in table]
-        self._own = [call for call in calls if call[1] in call[0]]
+        self._filled = [x for x in tables if x]
+        self._inside = list(chain.from_iterable(map(dict.values, self._filled)))
+        self._calls, self._names = zip(*((vars(part), name) for part in parts for name in _CALLS), strict=True)
+        self._own = list(map(contains, self._calls, self._names))
         self._settings = [(s, vars(part)) for part in parts for kind, s in _SETTINGS if isinstance(part, kind)]
         named = ((getattr(type(part), "settings", None), vars(part)) for part in parts)
         self._settings += [(itemgetter(*names), table) for names, table in named if isinstance(names, tuple)]
@@ -142,4 +133,4 @@ class ModuleWatch(Generic[T]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was seen: a copy's modules have tables of their own."""
         kept = {name: vars(self)[name] for name in ("module", "_find", "_frozen", "_version", "_found", "_of")}
-        return kept | {"_empty": [True]}
+        return kept | {"_parts": [], "_types": None}

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -29,14 +28,6 @@ from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, per_row, reduce, zeroed
 from rlcli.objectives.value.functional import td0_return_estimate
 from rlcli.objectives.value.reading import need_rate
-
-if TYPE_CHECKING:
-
-    class HasTargets(Protocol):
-        """Describe a loss with target networks."""
-
-        def target_pairs(self) -> list[Pair]:
-            """Return (trained, target) for each; empty where nothing is delayed."""
 
 
 class BootstrappedLoss(Loss):
@@ -82,7 +73,7 @@ class BootstrappedLoss(Loss):
 
     @abstractmethod
     def target_pairs(self) -> list[Pair]:
-        """(trained, target) networks."""
+        """Return (trained, target) for each network with a target; empty where nothing is delayed."""
 
     @property
     def next_keys(self) -> list[Key]:
@@ -189,7 +180,7 @@ def target_of(module: Net) -> Net:
 class TargetUpdate(ABC):
     """Move a loss's target networks after its trained ones; call `step()` after every optimizer step."""
 
-    def __init__(self, loss_module: HasTargets) -> None:
+    def __init__(self, loss_module: BootstrappedLoss) -> None:
         pairs = loss_module.target_pairs() if hasattr(loss_module, "target_pairs") else []
         refuse(not pairs, "there are no target networks to update", where=type(loss_module).__name__,
                fix="Build the loss with delay_value=True (DQNLoss) or delay_qvalue=True (SACLoss).")  # fmt: skip
@@ -205,10 +196,12 @@ class TargetUpdate(ABC):
         if self._watch is None or self._watch.version:
             pairs = self.loss_module.target_pairs()
             sources, targets = ([x for pair in pairs for x in _floats(pair[i])] for i in (0, 1))
-            if not sources or [x.shape for x in sources] != [x.shape for x in targets]:
+            shapes = ([tuple(x.shape) for x in tensors] for tensors in (sources, targets))
+            unlike = next((pair for pair in itertools.zip_longest(*shapes) if pair[0] != pair[1]), None)
+            if not sources or unlike is not None:
                 raise ArgumentError(
                     "the target networks cannot follow what is trained", where=type(self.loss_module).__name__,
-                    why=_difference(sources, targets),
+                    why=f"{unlike[0]} is trained, {unlike[1]} is to follow" if unlike else "there are no parameters",
                     fix="Change a layer in both networks, or build the loss and its updater anew.",
                 )  # fmt: skip
             own = [self.loss_module] if isinstance(self.loss_module, nn.Module) else []
@@ -233,11 +226,13 @@ class TargetUpdate(ABC):
     def follow(self, skipped: Tensor) -> None:
         """Do as `step`, no number of which the host reads; nothing where `skipped`, a float tensor `[]`, is 1."""
         sources, targets = self.tensors()
-        if self._due is None:
-            self._due = torch.full_like(skipped, self.counter)
-        self._due.add_(1 - skipped)
-        now = (self._due >= self.every).to(skipped.dtype) * (1 - skipped)
-        self._due.mul_(1 - now)
+        now = 1 - skipped
+        if self.every > 1:
+            if self._due is None:
+                self._due = torch.full_like(skipped, self.counter)
+            self._due.add_(now)
+            now = (self._due >= self.every).to(skipped.dtype) * now
+            self._due.mul_(1 - now)
         weight = now * self.tau
         sources, targets = _pieces(sources, targets) or (sources, targets)
         for source, target in zip(sources, targets, strict=True):
@@ -263,7 +258,7 @@ class SoftUpdate(TargetUpdate):
 
     Parameters
     ----------
-    loss_module : HasTargets
+    loss_module : BootstrappedLoss
     eps, tau : float
         Exactly one of the two; `eps = 1 - tau`.
     every : int
@@ -271,14 +266,13 @@ class SoftUpdate(TargetUpdate):
     """
 
     def __init__(
-        self, loss_module: HasTargets, *, eps: float | None = None, tau: float | None = None, every: int = 1
+        self, loss_module: BootstrappedLoss, *, eps: float | None = None, tau: float | None = None, every: int = 1
     ) -> None:
         super().__init__(loss_module)
         self.every = arguments.count("every", every)
         if (eps is None) == (tau is None):
             raise ArgumentError("SoftUpdate takes exactly one of eps and tau", why=f"got eps={eps}, tau={tau}")
-        self.tau = float(tau) if eps is None else 1 - float(eps)  # type: ignore[arg-type]
-        refuse(not 0 <= self.tau <= 1, "tau must lie in [0, 1]", why=f"got {self.tau}")
+        self.tau = arguments.number("tau", tau if eps is None else 1 - eps, 0, 1)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -292,12 +286,10 @@ class SoftUpdate(TargetUpdate):
 class HardUpdate(TargetUpdate):
     """A copy at every `value_network_update_interval`-th step (arXiv:1509.06461)."""
 
-    def __init__(self, loss_module: HasTargets, *, value_network_update_interval: float = 1000) -> None:
+    def __init__(self, loss_module: BootstrappedLoss, *, value_network_update_interval: float = 1000) -> None:
         super().__init__(loss_module)
-        refuse(not (value_network_update_interval >= 1 and math.isfinite(value_network_update_interval)),
-               "value_network_update_interval must be at least 1",
-               why=f"got {value_network_update_interval}")  # fmt: skip
-        self.value_network_update_interval = self.every = int(value_network_update_interval)
+        interval = arguments.number("value_network_update_interval", value_network_update_interval, 1)
+        self.value_network_update_interval = self.every = int(interval)
 
     def step(self) -> None:
         self.counter += 1
@@ -317,15 +309,6 @@ def _pieces(*lists: list[Tensor]) -> list[list[Tensor]] | None:
     if not whole or any(found != starts[0] for found in starts):
         return None
     return [[tensors[0].detach().as_strided((ends[-1],), (1,))] for tensors in lists]
-
-
-def _difference(sources: list[Tensor], targets: list[Tensor]) -> str:
-    """Say why tensors of two networks are no pairs."""
-    if len(sources) != len(targets):
-        return f"{len(sources)} tensors are trained, and {len(targets)} are to follow"
-    pairs = ((tuple(x.shape), tuple(y.shape)) for x, y in zip(sources, targets, strict=True))
-    wrong = next((pair for pair in pairs if pair[0] != pair[1]), None)
-    return "the networks have no parameters" if wrong is None else f"one of shape {wrong[0]} has a target of {wrong[1]}"
 
 
 def _floats(module: nn.Module) -> list[Tensor]:

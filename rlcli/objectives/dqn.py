@@ -216,12 +216,7 @@ class DQNLoss(BootstrappedLoss):
         """Return the terms from values `[*B, n]`: of a step, to choose the next action by, and of the target."""
         value = chosen(values, self.need(columns, self.tensor_keys.action), self.action_space)
         with torch.no_grad():
-            if next_values.shape != values.shape:
-                raise ArgumentError(
-                    "the target network values other actions than the value network",
-                    why=f"it writes {tuple(next_values.shape)}, the value network {tuple(values.shape)}",
-                    fix="Replace both, and make their updater anew.",
-                )
+            need_same_actions(values, next_values)
             next_value = self.next_value(choosing, next_values)
             target = self.target(columns, next_value)
             for _ in range(self.n_steps - 1):  # r + gamma (r' + gamma (... Q)), up to an end
@@ -231,3 +226,13 @@ class DQNLoss(BootstrappedLoss):
             error = (value - target).abs()
         loss = self.reduced(value_error(value, target, self.loss_function), mask, weights)
         return {"loss": loss, "q_value": mean_of(value, mask), TD_ERROR: error}
+
+
+def need_same_actions(values: Tensor, next_values: Tensor) -> None:
+    """Raise where values `[*B, n]` by the target network are of other actions."""
+    if next_values.shape != values.shape:
+        raise ArgumentError(
+            "the target network values other actions than the value network",
+            why=f"it writes {tuple(next_values.shape)}, the value network {tuple(values.shape)}",
+            fix="Replace both, and make their updater anew.",
+        )

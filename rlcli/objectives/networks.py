@@ -206,28 +206,23 @@ class Density:
     @property
     def in_keys(self) -> list[Key]:
         """Return what the actor reads, as it is now."""
-        function = self.function()
-        if function is None:
-            return [unravel(k) for k in self.actor.in_keys]
-        return read_by(function.stages, function.param_keys)
+        known = self.function() is not None
+        return read_by(self.stages, self.param_keys) if known else [unravel(k) for k in self.actor.in_keys]
 
     @property
     def family(self) -> Family | None:
         """Return the family of its distribution as it is now; None where only the actor knows."""
-        function = self.function()
-        return None if function is None else function.family
+        return getattr(self.function(), "family", None)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages that write the family's parameters; none where the actor is called."""
-        function = self.function()
-        return () if function is None else function.stages
+        return getattr(self.function(), "stages", ())
 
     @property
     def param_keys(self) -> list[Key]:
         """Where these parameters are."""
-        function = self.function()
-        return [] if function is None else function.param_keys
+        return getattr(self.function(), "param_keys", [])
 
     def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
         """Return the family's parameters, and the columns with everything that the net writes."""

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
@@ -175,17 +176,12 @@ class KLPENPPOLoss(PPOLoss):
         **options: Any,
     ) -> None:
         super().__init__(actor_network, critic_network, **options)
-        for name, x, good in (
-            ("dtarg", dtarg, dtarg > 0),
-            ("beta", beta, beta >= 0),
-            ("increment", increment, increment >= 1),
-            ("decrement", decrement, 0 < decrement <= 1),
-            ("samples_mc_kl", samples_mc_kl, samples_mc_kl >= 1),
-        ):
-            refuse(not good, f"{name} is out of range", why=f"got {x}")
+        refuse(not (dtarg > 0 and decrement > 0), "dtarg and decrement are above 0", why=f"got {dtarg} and {decrement}")
         _need_family(self.density.family)
-        self.dtarg, self.increment, self.decrement, self.samples_mc_kl = dtarg, increment, decrement, samples_mc_kl
-        self.register_buffer("beta", torch.tensor(float(beta)))
+        self.dtarg, self.increment = dtarg, arguments.number("increment", increment, 1)
+        self.decrement, self.samples_mc_kl = arguments.number("decrement", decrement, 0, 1), samples_mc_kl
+        arguments.count("samples_mc_kl", samples_mc_kl)
+        self.register_buffer("beta", torch.tensor(arguments.number("beta", beta)))
 
     @property
     def extra_keys(self) -> list[Key]:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import STATE_ACTION_VALUE, TD_ERROR, Key, show, under_next
+from rlcli.modules.nets import seeded
 from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
 from rlcli.objectives.keyed import Elsewhere
 from rlcli.objectives.loss import Terms
@@ -251,7 +252,7 @@ class SACLoss(BootstrappedLoss):
                 why=f"{type(dist).__name__} has no rsample",
                 fix="Use policy.distribution=tanh_normal; discrete actions are for loss=dqn.",
             )
-        with drawing_from(self.generator):
+        with seeded(self.generator):
             action = dist.rsample()
         return action, one_a_row(dist.log_prob(action), size, dist)
 
@@ -259,21 +260,6 @@ class SACLoss(BootstrappedLoss):
         key = self.tensor_keys.state_action_value
         size = next(iter(columns.values())).shape[:batch_dims]
         return [per_row(critic(columns, batch_dims)[key], size, show(key)) for critic in critics]
-
-
-@contextmanager
-def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Seed torch's global generators inside from `generator`, and leave no trace in them."""
-    if generator is None or torch.compiler.is_compiling():
-        yield
-        return
-    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    on_gpu = torch.cuda.is_initialized()
-    with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
-        torch.default_generator.manual_seed(seed)
-        if on_gpu:
-            torch.cuda.manual_seed(seed)
-        yield
 
 
 def _of(functions: Sequence[Lowered], networks: Sequence[nn.Module] | nn.ModuleList) -> bool:
@@ -290,9 +276,7 @@ def _several(given: TensorDictModuleBase | Sequence[TensorDictModuleBase], count
             why="the list is empty" if isinstance(given, Sequence | nn.ModuleList) else f"got {type(given).__name__}",
             fix='Wrap it: ValueOperator(net, in_keys=["observation", "action"])',
         )
-    if count < 1:
-        raise ArgumentError("num_qvalue_nets must be at least 1", why=f"got {count}")
-    nets = [given] + [copy.deepcopy(given) for _ in range(count - 1)]
+    nets = [given] + [copy.deepcopy(given) for _ in range(arguments.count("num_qvalue_nets", count) - 1)]
     for net in nets[1:]:
         for module in net.modules():
             if hasattr(module, "reset_parameters"):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
-from rlcli.data.next_obs.modes import KEEPS, shared
+from rlcli.data.next_obs.modes import KEEPS, counts_of, shared
 from rlcli.data.next_obs.rows import Successors
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
@@ -221,7 +221,7 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     fields = rows.stored(mode)
     stacks = storage.stacks if KEEPS[mode] == SHARED else {}
     held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
-    coded = _packed(storage.codes and not away, held, stacks)
+    coded = _packed(storage.codes and not away, rows, held, stacks)
     widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
     reserved = storage.kind.planned_rows(math.ceil(sum(widths.values())), storage.max_size, count)
     reserved = storage.max_size if away else reserved
@@ -275,23 +275,10 @@ def _index_bytes(storage: RunStorage, rows: RowSchema, mode: str, count: int) ->
     return bytes_for(storage.max_size, runs, trajectories, ids=ids, apart=apart)
 
 
-def _packed(codes: bool, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
-    """Return the codes that a buffer comes to once every action was seen; unbounded whole numbers in full."""
+def _packed(codes: bool, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
+    """Return how a buffer packs these rows."""
     from rlcli.data.codes import CodedRows, choose
     from rlcli.data.ring.layout import Markers
 
-    if not codes:
-        return CodedRows(fields, ())
-    examples = {
-        key: example for key, field in fields.items() if key not in stacks and (example := _example(field)) is not None
-    }
-    return CodedRows(fields, choose(fields, examples, traj_key=Markers.among(fields).traj_key))
-
-
-def _example(field: Field) -> Tensor | None:
-    """Return two rows that hold the least and the most there can be."""
-    if field.dtype is torch.bool:
-        return field.empty(2).zero_()
-    if field.choices is None or field.dtype.is_floating_point:
-        return None
-    return torch.stack([field.empty(1)[0].zero_(), torch.full_like(field.empty(1)[0], field.choices - 1)])
+    traj_key = Markers.among(fields).traj_key
+    return CodedRows(fields, choose(fields, counts_of(rows.fields), apart=stacks, traj_key=traj_key) if codes else ())

@@ -52,20 +52,12 @@ def _new(size: int) -> int:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
-        allocate(fd, 0, size)
-    except ResourceError:
-        os.close(fd)
-        raise
-    return fd
-
-
-def allocate(fd: int, first: int, count: int) -> None:
-    """Extend a file in memory to `count` bytes from `first`, zeros that are really there."""
-    try:
-        os.ftruncate(fd, max(first + count, os.fstat(fd).st_size))
+        os.ftruncate(fd, size)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, first, count)  # else a full memory shows as a bus error in the middle of a step
+            os.posix_fallocate(fd, 0, size)  # else a full memory shows as a bus error in the middle of a step
     except OSError as error:
+        os.close(fd)
         raise ResourceError(
-            "there is not enough shared memory for the workers", where=f"{count:,} bytes", why=error.strerror
+            "there is not enough shared memory for the workers", where=f"{size:,} bytes", why=error.strerror
         ) from error
+    return fd

@@ -21,7 +21,8 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from rlcli.errors import ArgumentError, ResourceError
+from rlcli import arguments
+from rlcli.errors import ResourceError
 from rlcli.processes.channel import Channel, packed
 from rlcli.processes.fork_server import HEAD, MADE, STATUS, die_with, ignore_terminal, live, surroundings
 from rlcli.processes.process import room_for
@@ -36,8 +37,7 @@ class Worker:
     """A process that runs `target`, `module:name`, of its `channel`; the fork server imports `preload` before."""
 
     def __init__(self, target: str, *, start_method: str = "forkserver", preload: Sequence[str] = ()) -> None:
-        if start_method not in METHODS:
-            raise ArgumentError(f"unknown start_method '{start_method}'", fix=f"Use one of {', '.join(METHODS)}.")
+        arguments.choice("start_method", start_method, METHODS)
         room_for(_FILES)
         parent_end, worker_end = socket.socketpair()
         self.channel = Channel(parent_end)

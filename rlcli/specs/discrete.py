@@ -5,11 +5,13 @@ An index spec and its one-hot spec describe one choice; `to_one_hot` and `to_cat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.specs.base import Device, TensorSpec
@@ -29,7 +31,7 @@ class Categorical(TensorSpec):
 
     def __init__(self, n: int, shape=(), dtype: torch.dtype = torch.int64, device: Device = None) -> None:
         super().__init__(shape, dtype, device)
-        self.n = _count(n, self)
+        self.n = _count(n)
 
     def rand(self, shape=(), *, generator=None) -> Tensor:
         drawn = torch.randint(self.n, (*shape, *self.shape), generator=generator, device=self.device)
@@ -72,7 +74,7 @@ class OneHot(TensorSpec):
     details = ("n",)
 
     def __init__(self, n: int, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
-        self.n = _count(n, self)
+        self.n = _count(n)
         super().__init__((self.n,) if shape is None else shape, dtype, device)
         _check_last_dim(self, self.n)
 
@@ -110,7 +112,7 @@ class MultiCategorical(TensorSpec):
     details = ("nvec",)
 
     def __init__(self, nvec, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
-        self.nvec = _counts(nvec, self)
+        self.nvec = _counts(nvec)
         super().__init__((len(self.nvec),) if shape is None else shape, dtype, device)
         _check_last_dim(self, len(self.nvec))
 
@@ -154,7 +156,7 @@ class MultiOneHot(TensorSpec):
     details = ("nvec",)
 
     def __init__(self, nvec, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
-        self.nvec = _counts(nvec, self)
+        self.nvec = _counts(nvec)
         super().__init__((sum(self.nvec),) if shape is None else shape, dtype, device)
         _check_last_dim(self, sum(self.nvec))
 
@@ -194,7 +196,7 @@ class Binary(TensorSpec):
         self, n: int | None = None, shape=None, dtype: torch.dtype = torch.bool, device: Device = None
     ) -> None:
         if shape is None:
-            shape = () if n is None else (_count(n, self),)
+            shape = () if n is None else (_count(n),)
         super().__init__(shape, dtype, device)
         if n is not None:
             _check_last_dim(self, n)
@@ -215,24 +217,13 @@ class Binary(TensorSpec):
         return None if bool(((value == 0) | (value == 1)).all()) else "a value is neither 0 nor 1"
 
 
-def _count(n: Any, spec: TensorSpec) -> int:
-    """Return a number of choices, at least one."""
-    try:
-        count = int(n)
-        whole = bool(count == n) and count >= 1
-    except (TypeError, ValueError, OverflowError):
-        whole = False
-    refuse(not whole, "the number of choices is a whole number from 1 on", where=type(spec).__name__, why=f"got {n!r}")
-    return count
+def _count(n: Any) -> int:
+    return arguments.count("the number of choices", n.item() if isinstance(n, Tensor) and not n.ndim else n)
 
 
-def _counts(nvec: Any, spec: TensorSpec) -> tuple[int, ...]:
-    try:
-        counts = tuple(_count(n, spec) for n in nvec)
-    except TypeError:
-        counts = ()
-    if not counts:
-        raise ArgumentError("nvec is a sequence of numbers of choices", where=type(spec).__name__, why=f"got {nvec!r}")
+def _counts(nvec: Any) -> tuple[int, ...]:
+    counts = tuple(map(_count, nvec)) if isinstance(nvec, Iterable) else ()
+    refuse(not counts, "nvec is a sequence of numbers of choices", why=f"got {nvec!r}")
     return counts
 
 

@@ -7,11 +7,12 @@ there) uses what it writes; otherwise one vectorised pass after the loop gives t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from tensordict import TensorDictBase
 from torch import nn
 
 from rlcli.errors import ArgumentError
@@ -34,12 +35,14 @@ def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
     return named
 
 
-def _one_by_one(name: str) -> Any:
-    """Return a method that hands its argument to that of each transform, and one's result to the next."""
+def _one_by_one(name: str, order: Callable[[list[Any]], Iterable[Any]] = iter) -> Any:
+    """Return a method that hands its last argument to that of each transform, and one's result to the next."""
 
-    def method(self: Compose, value: Any) -> Any:
-        for transform in self:
-            value = getattr(transform, name)(value)
+    def method(self: Compose, *given: Any) -> Any:
+        *others, value = given
+        for transform in order(list(self)):
+            out = getattr(transform, name)(*others, value)
+            value = returned_by(transform, name, out) if isinstance(value, TensorDictBase) else out
         return value
 
     return method
@@ -95,21 +98,6 @@ class Compose(Transform):
         """It has none: its parts have. One that is not taken as its parts is stepped on tensordicts."""
         return False
 
-    def _step(self, tensordict, next_tensordict):
-        for transform in self:
-            next_tensordict = returned_by(transform, "_step", transform._step(tensordict, next_tensordict))
-        return next_tensordict
-
-    def _reset(self, tensordict, reset_tensordict):
-        for transform in self:
-            reset_tensordict = returned_by(transform, "_reset", transform._reset(tensordict, reset_tensordict))
-        return reset_tensordict
-
-    def inv(self, tensordict):
-        for transform in reversed(list(self)):
-            tensordict = returned_by(transform, "inv", transform.inv(tensordict))
-        return tensordict
-
     def promoted(self, tensordict, following):
         for transform in self:
             transform.promoted(tensordict, following)
@@ -123,7 +111,8 @@ class Compose(Transform):
             tensordict = transform.sampled(tensordict, rows)
         return tensordict
 
-    forward = _one_by_one("__call__")
+    _step, _reset = _one_by_one("_step"), _one_by_one("_reset")
+    forward, inv = _one_by_one("__call__"), _one_by_one("inv", reversed)
     transform_fake_tensordict = _one_by_one("transform_fake_tensordict")
     transform_observation_spec = _one_by_one("transform_observation_spec")
     transform_reward_spec = _one_by_one("transform_reward_spec")

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
+from rlcli import arguments
 from rlcli.arguments import refuse
-from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, EPISODE_REWARD, IS_INIT, REWARD, STEP_COUNT, TRUNCATED, Key, under_next
 from rlcli.specs import Bounded, Categorical, TensorSpec, Unbounded
 from rlcli.specs.dtypes import numpy_dtype
@@ -148,10 +147,9 @@ class StepCounter(_Carrying):
     dtype, argument = torch.int64, "step_count_key"
 
     def __init__(self, max_steps: int | None = None, step_count_key: Key = STEP_COUNT) -> None:
-        if max_steps is not None and (not isinstance(max_steps, Integral) or max_steps < 1):
-            raise ArgumentError("StepCounter's max_steps is a whole number of at least 1", why=f"got {max_steps!r}")
         super().__init__(step_count_key)
-        self.step_count_key, self.max_steps = self.key, max_steps
+        self.step_count_key = self.key
+        self.max_steps = None if max_steps is None else arguments.count("max_steps", max_steps)
         self.ends_episodes = max_steps is not None
         self.has_batch_pass = max_steps is None  # with a limit the loop must know at once
 

@@ -219,3 +219,8 @@ def remove(tensordict: TensorDictBase, key: Key) -> None:
         if list(above.keys()):
             return
         del tensordict[parts[:end] if end > 1 else parts[0]]
+
+
+def remove_difference(batch: TensorDictBase, key: Key) -> None:
+    for part in (delta_key(key), scale_key(key), kept_key(key)):
+        remove(batch, part)

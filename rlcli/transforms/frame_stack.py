@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import OBSERVATION, Key, show
@@ -53,14 +54,8 @@ class CatFrames(Transform):
         padding_value: float = 0,
     ) -> None:
         super().__init__(in_keys, out_keys)
-        refuse(
-            dim >= 0 or N < 1, "CatFrames needs N >= 1 and a negative dim", why=f"N is {N} and dim is {dim}",
-            fix="Count from the end.",
-        )  # fmt: skip
-        if padding not in ("same", "constant"):
-            raise ArgumentError(f"CatFrames knows no padding {padding!r}", fix='Use "same" or "constant".')
-        self.N, self.dim = N, dim
-        self.padding, self.padding_value = padding, padding_value
+        self.N, self.dim = arguments.count("N", N), arguments.count("dim", dim, None, -1)
+        self.padding, self.padding_value = arguments.choice("padding", padding, ("same", "constant")), padding_value
         # The TensorDict face's own copy: what the root holds may have gone through later transforms. In the
         # collector the rows are the memory.
         self._stacks: dict[Key, torch.Tensor] = {}

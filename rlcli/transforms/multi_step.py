@@ -37,7 +37,7 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.transforms.base import Transform
-from rlcli.transforms.delta_codec import Coded, is_part, read, remove, spread
+from rlcli.transforms.delta_codec import Coded, is_part, read, remove_difference, spread
 from rlcli.transforms.stored_rows import BufferRows, ends_of, goes_on
 
 ORIGINAL_REWARD = (NEXT, "original_reward")
@@ -133,8 +133,7 @@ class MultiStepTransform(Transform):
         keys = _of_last_step([unravel(key) for key in tensordict.keys(True, True)])
         reward, shape = tensordict.get(REWARD), tensordict.shape
         count = shape.numel()
-        below = goes_on(tensordict, *ends_of(tensordict))
-        path, taken = walk(below.reshape(shape[:-1].numel(), shape[-1]), self.n_steps)
+        path, taken = walk(goes_on(tensordict, *ends_of(tensordict)), self.n_steps)
         flat = reward.reshape(count, *reward.shape[len(shape) :])
         columns = {key: tensordict.get(key) for key in keys.read}
         last = {key: x.reshape(count, *x.shape[len(shape) :])[path[:, -1]] for key, x in columns.items()}
@@ -174,24 +173,16 @@ class MultiStepTransform(Transform):
                 flag = nested.get(name)
                 nested.set(name, flag * spread(real.reshape(td.shape), flag))
         for key in coded:
-            for part in (delta_key(key), scale_key(key), kept_key(key)):
-                remove(td, part)
+            remove_difference(td, key)
         return td.set(STEPS_TO_NEXT_OBS, taken.to(device).reshape(*td.shape, 1))
 
 
 def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return flat rows of up to n steps, int64 `[lanes * T, n]`, the last one repeated, and how many they are."""
-    lanes, steps = goes_on.shape
-    goes_on = goes_on.clone()
-    goes_on[:, -1:] = False
-    flat = goes_on.reshape(-1).to(torch.int64)
-    at = torch.arange(lanes * steps, device=goes_on.device)
-    path, taken = [at], torch.ones_like(at)
-    for _ in range(n - 1):
-        moved = flat[at]
-        at, taken = at + moved, taken + moved
-        path.append(at)
-    return torch.stack(path, 1), taken
+    """Return flat rows of up to n steps, int64 `[N, n]`, the last one repeated, and how many they are."""
+    at = torch.arange(goes_on.numel(), device=goes_on.device)
+    last = torch.where(goes_on.reshape(-1), len(at), at).flip(0).cummin(0).values.flip(0)
+    path = torch.minimum(at[:, None] + torch.arange(n, device=at.device), last[:, None])
+    return path, path[:, -1] - at + 1
 
 
 def _of_last_step(keys: Collection[Key]) -> _Keys:

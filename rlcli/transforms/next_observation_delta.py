@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.keys import (
@@ -47,6 +48,7 @@ from rlcli.transforms.delta_codec import (
     marked,
     rebuilt,
     remove,
+    remove_difference,
     saves,
     spread,
 )
@@ -109,16 +111,11 @@ class NextObservationDelta(Transform):
         restore_dtype: torch.dtype | str = "root",
     ) -> None:
         super().__init__(() if in_keys is None else in_keys)
-        refuse(
-            delta_dtype not in FLOAT_CODES, f"differences cannot be kept as {delta_dtype}",
-            fix=f"Use one of {', '.join(map(str, FLOAT_CODES))}.",
-        )  # fmt: skip
-        if on_overflow not in ON_OVERFLOW:
-            raise ArgumentError("on_overflow is raise or keep", where="on_overflow", why=f"got {on_overflow!r}")
+        self.delta_dtype = arguments.choice("delta_dtype", delta_dtype, FLOAT_CODES)
+        self.on_overflow = arguments.choice("on_overflow", on_overflow, ON_OVERFLOW)
         floats = isinstance(restore_dtype, torch.dtype) and restore_dtype.is_floating_point
         if restore_dtype != "root" and not floats:
             raise ArgumentError('restore_dtype is a dtype of floats or "root"', why=f"got {restore_dtype!r}")
-        self.delta_dtype, self.on_overflow = delta_dtype, on_overflow
         self.drop_delta, self.restore_dtype = drop_delta, restore_dtype
         self.chosen = in_keys is not None
         self.keys: list[Key] = list(self.in_keys)  # on an env: those it turns into differences
@@ -192,8 +189,7 @@ class NextObservationDelta(Transform):
         for key in self.keys:
             remove(nested, key)
         for name in DELTA_PARTS:
-            if following.get(name, None) is not None:
-                del following[name]
+            following.pop(name, None)
 
     def transform_fake_tensordict(self, tensordict):
         for key in self.keys:
@@ -306,15 +302,9 @@ class NextObservationDelta(Transform):
                     f"the batch holds neither {show(delta_key(key))} nor {show(under_next(key))}",
                     fix="Collect with NextObservationDelta on the env, or with next_obs='delta'.",
                 )
-        if not self.drop_delta:
-            return tensordict
-        if not self.chosen or set(coded) <= set(self.in_keys):
-            for name in DELTA_PARTS if coded else ():
-                nested.pop(name, None)
-            return tensordict
-        for key in self.in_keys:
-            for part in (delta_key(key), scale_key(key), kept_key(key)):
-                remove(tensordict, part)
+        if self.drop_delta:
+            for key in self.in_keys if self.chosen else coded:
+                remove_difference(tensordict, key)
         return tensordict
 
     def _restored(self, after: Tensor) -> Tensor:

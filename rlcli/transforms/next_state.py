@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.graphs.static import brought
@@ -81,9 +82,8 @@ class NextStateReconstructor(Transform):
         strict: bool = True,
     ) -> None:
         super().__init__(keys)
-        refuse(source not in SOURCES, f"unknown source {source!r}", fix=f"Use one of {', '.join(SOURCES)}.")
         refuse(not self.in_keys, "NextStateReconstructor was given no keys", fix="Name the observations.")
-        self.source, self.fill_value, self.strict = source, fill_value, strict
+        self.source, self.fill_value, self.strict = arguments.choice("source", source, SOURCES), fill_value, strict
         self.traj_key = TRAJ_IDS if traj_key is ... else traj_key
         self.done_key = DONE if done_key is ... else done_key
         self.step_count_key = step_count_key
@@ -154,16 +154,12 @@ class NextStateReconstructor(Transform):
         return tensordict
 
     def _marker(self, tensordict: TensorDictBase, key: Key | None) -> Tensor | None:
-        if key is None:
-            return None
-        value = tensordict.get(key, None)
-        if value is None:
-            if self.strict:
-                raise MissingKeyError(
-                    f"NextStateReconstructor looks at {show(key)}, which the batch does not hold",
-                    fix="Keep it (keep_keys), name another key, or None to do without.",
-                )
-            return None
+        value = None if key is None else tensordict.get(key, None)
+        if value is None and key is not None and self.strict:
+            raise MissingKeyError(
+                f"NextStateReconstructor looks at {show(key)}, which the batch does not hold",
+                fix="Keep it (keep_keys), name another key, or None to do without.",
+            )
         return value
 
     def _missing(self, tensordict: TensorDictBase) -> list[Key]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,21 +14,13 @@ from rlcli.errors import MissingKeyError
 from rlcli.keys import COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, Key
 
 
-class BufferIndex(Protocol):
-    """Tell which rows of a buffer follow each other, as transforms ask."""
-
-    def successors(self, rows: np.ndarray) -> np.ndarray:
-        """Return the row in which each row's trajectory goes on, int64 ``[N]``; -1 where none is stored."""
-
-    def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return up to n rows of each row's trajectory, int64 ``[N, n]``, and how many there are, int64 ``[N]``."""
-
-
 class BufferRows(Protocol):
     """The stored rows of a buffer, as transforms see them; a `Ring` of `rlcli.data` is one."""
 
     @property
-    def index(self) -> BufferIndex: ...
+    def index(self) -> Any:
+        """Tell which rows follow each other: `successors(rows)`, -1 for none; `walk(rows, n)`, the next n."""
+
     @property
     def fields(self) -> Collection[Key]:
         """Return the keys of a row; the same object while they are the same."""

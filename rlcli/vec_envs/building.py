@@ -25,9 +25,8 @@ from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, in_wo
 
 # what an id's entry point needs -> what installs it
 _BROUGHT_BY = {
-    **{module: install(extra) for extra in ("atari", "mujoco", "box2d") for module in EXTRAS[extra]},
+    **{module: install(extra) for extra in ("atari", "mujoco", "box2d", "jax") for module in EXTRAS[extra]},
     "imageio": install("mujoco"),
-    **dict.fromkeys(("jax", "flax"), 'pip install "gymnasium[jax]"'),
 }
 
 

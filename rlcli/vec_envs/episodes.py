@@ -38,8 +38,8 @@ class Episodes:
         self.nearest = [NO_LIMIT]  # a cell with the earliest of the deadlines
         self.history: list = []  # actions sent at each of the last steps, newest last
         self.own_limits = [NO_LIMIT] * n if limits is None else list(limits)
-        self._limits = list(self.own_limits)
-        self._limited = min(self._limits) < NO_LIMIT
+        self.limits = list(self.own_limits)  # steps after which each env's next episode is truncated
+        self._limited = min(self.limits) < NO_LIMIT
         self.run_seed: int | None = None  # once somebody has given one
         self._every_episode = False
         self.pending_seeds = [False] * n  # one waits for its next reset
@@ -59,8 +59,8 @@ class Episodes:
         self.first_lane, self._total = first_lane, total or self.n
         self.pending_seeds = [True] * self.n
 
-    def seed_of(self, lane: int, episode: int) -> int:
-        """Return the seed of a lane's k-th episode."""
+    def seed_of(self, lane: Any, episode: Any) -> Any:
+        """Return the seed of a lane's k-th episode; of tensors of both a tensor."""
         assert self.run_seed is not None
         return episode_seed(self.run_seed, self.first_lane + lane, episode, self._total)
 
@@ -76,18 +76,18 @@ class Episodes:
 
     def limit_frames(self, steps: int | None) -> None:
         """Truncate each episode after `steps` steps (None: no limit), from each env's next reset on."""
-        self._limits = [limit if steps is None else min(limit, steps) for limit in self.own_limits]
-        self._limited = min(self._limits) < NO_LIMIT
+        self.limits = [limit if steps is None else min(limit, steps) for limit in self.own_limits]
+        self._limited = min(self.limits) < NO_LIMIT
 
     # ---- episodes ------------------------------------------------------------------------------------------------
-    def begin_episodes(self, lanes: Sequence[int]) -> list[int | None]:
-        """Open the next episode of these lanes; the seeds that they are to be reset with."""
-        clock, seeds = self.clock[0], []
+    def begin_episodes(self, lanes: Sequence[int], at: int | None = None) -> list[int | None]:
+        """Open the next episode of these lanes, now or `at` a clock; the seeds that they are to be reset with."""
+        clock, seeds = self.clock[0] if at is None else at, []
         for lane in lanes:
             seed = self.next_seed(lane)
             self.episodes[lane] += 1
             self.started[lane] = clock
-            self.deadlines[lane] = clock + self._limits[lane]
+            self.deadlines[lane] = clock + self.limits[lane]
             if seed is not None:
                 self.seeds[lane], self.pending_seeds[lane] = seed, False
             seeds.append(seed)
@@ -123,7 +123,7 @@ class Episodes:
         self.clock[0] = clock
         self.started[:] = map(int, started)
         self.episodes[:] = map(int, episodes)
-        self.deadlines[:] = [began + limit for began, limit in zip(self.started, self._limits, strict=True)]
+        self.deadlines[:] = [began + limit for began, limit in zip(self.started, self.limits, strict=True)]
         self.nearest[0] = min(self.deadlines)
 
     def mark_seeded(self, lane: int) -> None:
@@ -132,19 +132,19 @@ class Episodes:
         self.seeds[lane] = self.seed_of(lane, self.episodes[lane])
 
 
-def episode_seed(run_seed: int, lane: int, episode: int, lanes: int) -> int:
+def episode_seed(run_seed: int, lane: Any, episode: Any, lanes: int) -> Any:
     """Return the seed of one episode, 31 bits, never the same twice within a run: a bijection of its count."""
-    key = _mix(_mix(run_seed & _MASK) ^ ((run_seed >> _BITS) & _MASK) ^ 0x5BD1E995 & _MASK)
+    key = mixed(mixed(run_seed & _MASK) ^ ((run_seed >> _BITS) & _MASK) ^ 0x5BD1E995 & _MASK)
     rest = run_seed >> 2 * _BITS
     while rest not in (0, -1):
-        key, rest = _mix(key ^ (rest & _MASK) ^ 0x2545F491), rest >> _BITS
-    return _mix(((episode * lanes + lane) & _MASK) ^ key)
+        key, rest = mixed(key ^ (rest & _MASK) ^ 0x2545F491), rest >> _BITS
+    return mixed(((episode * lanes + lane) & _MASK) ^ key)
 
 
-def _mix(value: int) -> int:
-    """Return a bijection of `[0, 2**31)`: odd multiplications and xor-shifts, each of which can be undone."""
+def mixed(value: Any) -> Any:
+    """Return a bijection of `[0, 2**31)`, of an int or a tensor: odd multiplications and xor-shifts, each undone."""
     value = (value * 0x2C1B3C6D) & _MASK
-    value ^= value >> 12
+    value = value ^ (value >> 12)
     value = (value * 0x297A2D39) & _MASK
     return value ^ (value >> 15)
 

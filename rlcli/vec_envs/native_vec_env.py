@@ -31,14 +31,15 @@ class NativeVecEnv(ReplayableVecEnv):
         super().__init__(
             engine.n, name=engine.name, observation_space=engine.observation_space, action_space=engine.action_space,
             categorical=categorical, narrow=narrow, out_of_bounds=out_of_bounds,
+            limits=None if engine.limit is None else [engine.limit] * engine.n,
         )  # fmt: skip
-        self.engine = engine
+        self.engine, self.device = engine, engine.device
         self.resets_running_lanes = engine.resets_running_lanes
         self._shown: Any = None  # what the last step returned,
         self._first: dict[int, Any] = {}  # and the first observations of the lanes that were reset since
 
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
-        every_episode = every_episode and self.engine.seeds_episodes
+        every_episode = (every_episode or self.engine.seeds_every) and self.engine.seeds_episodes
         super().seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
 
     def limit_frames(self, steps):

@@ -58,6 +58,7 @@ class VecEnv(Episodes):
     resets_follow = False  # the caller resets finished envs before the next step: they may be reset within this one
     during = "step"  # what is called of the envs now, or was last
     on_tensordicts = False  # steps call code that may keep what it is given and draw from torch's stream
+    device: Any = None  # where what it shows lies, of an engine whose steps are tensors
     env: Any = None  # the env that is stepped on tensordicts
     below: VecEnv | None = None  # of an env of ours that is stepped so, its own lanes: they count what anybody does
     states: Sequence[Key] = ()  # see `carry`

@@ -36,7 +36,10 @@ class VectorBackend:
     # of the last step, arrays with the envs first; of ended ones as it was then
     info: Mapping[str, Any] = MappingProxyType({})
     seeds_episodes = False  # `reset` gives each env the very seed it is handed: episodes can be replayed
+    seeds_every = False  # and needs one for every episode
     resets_running_lanes = True  # an env can be reset before its episode has ended
+    limit: int | None = None  # steps after which whoever steps it truncates its episodes
+    device: Any = None  # where observations lie that are tensors
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any]:
         """Return observation (true final ones too), reward, terminated, truncated, with the envs first."""

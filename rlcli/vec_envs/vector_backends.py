@@ -12,6 +12,7 @@ one of these ways, and an engine that offers none is refused:
 | any declaring `SAME_STEP` | itself; the true last observation is in `final_obs`, and stays | one for all lanes |
 | gymnasium's Sync and Async | as the mode says, after the same probes | one per episode, but for `SAME_STEP` |
 | envpool | `reset(env_ids)` | one per lane, when the pool is made |
+| a `TensorEnv` | a mask, on its device | one per episode |
 
 An engine that resets on the next step and disregards masks moves the other lanes one row on while it resets one.  Lanes
 cannot be paused, so those with fewer ends run ahead, by one row an end and without bound: a batch `[N, T]` would need a
@@ -70,9 +71,11 @@ def make_engine(env_id: str, num: int, /, **kwargs: Any) -> VectorBackend:
     return engine_of(vector)
 
 
-def engine_of(vector: VectorEnv) -> VectorBackend:
-    """Return the engine face of a gymnasium vector env; a ConfigError says why where there is none."""
+def engine_of(vector: Any) -> VectorBackend:
+    """Return the engine face of a vector env, gymnasium's or of tensors; a ConfigError says why where there is none."""
     if not isinstance(vector, VectorEnv):
+        if hasattr(vector, "engine"):
+            return vector.engine()
         raise EnvError("this is not a gymnasium vector env", why=f"it is a {type(vector).__name__}")
     path = f"{type(vector).__module__}.{type(vector).__name__}"
     if path in OWN:

@@ -18,9 +18,6 @@ from rlcli.weight_update.tensors import check_apart, part, wait
 class WeightReceiver:
     """Adopts versions into one model of this process.
 
-    The model's tensors on the CPU move into one piece of memory, in the sender's layout, so that adopting is one copy.
-    Those on an accelerator, and those of another dtype or order of memory, stay, and are copied to from there.
-
     Parameters
     ----------
     handle : Handle
@@ -28,7 +25,7 @@ class WeightReceiver:
     fd : int or None
         The sender's, as it arrived here; it stays the caller's, to be closed after this.
     model : nn.Module
-        Of the same names and shapes as the sender's; no process but this one uses its memory.
+        Of the same names and shapes as the sender's, on any devices; no process but this one uses its memory.
 
     Attributes
     ----------
@@ -48,27 +45,14 @@ class WeightReceiver:
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
         self._followed = ModuleWatch(model, WeightStrategy(handle.extract_as).tensors)
         self._transport = handle.transport(self.layout, fd)
-        self._memory = np.zeros(self.layout.nbytes, np.uint8)
-        self._move_in()
+        self._memory = np.zeros(self.layout.nbytes, np.uint8)  # where a version arrives
+        self._views = list(self.layout.views(self._memory).values())
+        _copy(self._views, self._tensors())
 
-    def _move_in(self) -> None:
-        """Have the model's tensors lie in our memory, or keep note of those that cannot."""
-        self._tensors = self._followed()
-        self.layout.ordered(self._tensors, f"the worker's '{self.model_id}'")
-        self._inside: list[Tensor] = []
-        self._outside: list[tuple[Tensor, Tensor]] = []  # others, and where their bytes arrive
-        views = self.layout.views(self._memory)
-        with torch.inference_mode(False), torch.no_grad():
-            for name, tensor in self._tensors.items():
-                view = views[name]
-                part(tensor)
-                if tensor.device.type == "cpu" and tensor.dtype == view.dtype and tensor.is_contiguous():
-                    view.copy_(tensor)
-                    tensor.data = view
-                    self._inside.append(tensor)
-                else:
-                    self._outside.append((tensor, view))
-        self._addresses = [tensor.data_ptr() for tensor in self._inside]
+    def _tensors(self) -> list[Tensor]:
+        """Return the model's tensors as they are now, in the order of the layout."""
+        tensors = self.layout.ordered(self._followed(), f"the worker's '{self.model_id}'")
+        return [part(tensor) for tensor in tensors]
 
     def join(self, publications: Publications) -> None:
         """Receive together with other models; see `TransportBackend.join`."""
@@ -91,20 +75,20 @@ class WeightReceiver:
         Raises
         ------
         DamagedDataError
-            What arrived is not what was sent. The model is not to be used again before a version was adopted.
+            What arrived is not what was sent. The model has the weights that it had.
         """
         if self._transport.waiting:
-            moved = [tensor.data_ptr() for tensor in self._inside] != self._addresses
-            if moved or self._followed() is not self._tensors:  # by `.double()`, `.data =`, `assign=True`
-                self._move_in()
-            version = self._transport.receive_weights(self._memory)
-            if self._outside:
-                with torch.inference_mode(False), torch.no_grad():
-                    for tensor, view in self._outside:
-                        tensor.copy_(view)
-                wait(tensor for tensor, _ in self._outside)
+            tensors, version = self._tensors(), self._transport.receive_weights(self._memory)
+            _copy(tensors, self._views)
+            wait(tensors)
             self.version = version
         return self.version
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
 
 class ModelsReceiver:

@@ -25,7 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 import rlcli
-from rlcli.bench.harness import Figure, Report, Side, claim, fill, publish, ratio
+from rlcli.bench.harness import Figure, Report, claim, publish
 from rlcli.collectors import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config.problem import raise_all, unknown
@@ -34,117 +34,33 @@ from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import NumericsError, in_words
 from rlcli.graphs import graph
 from rlcli.learning.update import Update
-from rlcli.modules import ActorCritic, GRUModule, LSTMModule, build_actor_critic, build_soft_actor_critic
-from rlcli.objectives import ClipPPOLoss, SACLoss, SoftUpdate
+from rlcli.modules import ActorCritic, build_actor_critic, build_q_actor, build_soft_actor_critic
+from rlcli.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from rlcli.objectives.value.functional import generalized_advantage_estimate
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
+from tests.bench import gpu_machine as machine
+from tests.bench import gpu_off_policy as hand_off
 from tests.bench import gpu_sides as hand
 from tests.bench import rnn
+from tests.bench.gpu_part import (
+    AUTO,
+    CPU,
+    EAGER,
+    GRAPH,
+    LOG_PROB_OFF,
+    NO_TIME,
+    OFF,
+    RANDOM,
+    SB3,
+    WAY_OFF,
+    Part,
+)  # fmt: skip
 from tests.bench.peers.learning import torchrl_estimates, torchrl_recurrent, torchrl_update
 
-AUTO, OFF, EAGER, GRAPH = "rlcli", "rlcli, graphs=off", "by hand, eager", "by hand, graph"
-CPU, SB3, RANDOM = "rlcli on the CPU", "SB3", "random actions"
 SHARES = {
-    "trace": 12, "act": 20, "update": 30, "values": 10, "train": 130, "rnn": 50, "eval": 15, "replay": 8, "env": 1
+    "trace": 12, "act": 20, "update": 35, "values": 10, "train": 100, "workers": 20, "rnn": 35, "eval": 12, "start": 35,
+    "replay": 5, "env": 1,
 }  # fmt: skip
-# factors of products on a GPU have 11 bits, and Adam makes a step of a gradient that is nearly 0
-WAY_OFF, LOG_PROB_OFF = {"cpu": 1e-3, "cuda": 0.1}, {"cpu": 1e-5, "cuda": 1e-2}
-NO_TIME = "no time was left for it"
-Sides = Mapping[str, Callable[[], Any]]
-
-
-class Part:
-    """The report of one part, and how much time it has."""
-
-    def __init__(self, name: str, settings: dict[str, Any], unit: str, seconds: float) -> None:
-        self.name, self.report = name, Report(f"gpu, {name}", settings, unit)
-        self.settings, self.seconds, self.ends = settings, seconds, time.perf_counter() + seconds
-        device = resolve(settings["device"])
-        assert device is not None
-        self.device, self.tiny = device, settings["device"] == "cpu"
-
-    @property
-    def left(self) -> float:
-        return self.ends - time.perf_counter()
-
-    def pick(self, full: Any, tiny: Any) -> Any:
-        return tiny if self.tiny else full
-
-    def made(self, case: str, sides: Sides) -> dict[str, Any]:
-        """Call each once: what they return, without those that fail."""
-        found = {}
-        for name, call in sides.items():
-            try:
-                if self.left > 0:
-                    found[name] = call()
-                else:
-                    self.refuse(f"{case}: {name}", NO_TIME)
-            except NumericsError:
-                raise
-            except Exception as error:  # whatever a peer, a driver or an allocator raises is what is told
-                self.refuse(f"{case}: {name}", in_words(error))
-                gc.collect()
-                if self.device.type == "cuda":
-                    torch.cuda.empty_cache()
-        return found
-
-    def again(self, case: str, sides: Sides, times: int) -> dict[str, Callable[[], Any]]:
-        """Call each so many times; return those that still stand after that."""
-        there = dict(sides)
-        for _ in range(times):
-            there = {name: there[name] for name in self.made(case, there)}
-        return there
-
-    def fill(self, case: str, sides: Sides, per: int = 1, share: float = 0.15) -> dict[str, Side]:
-        """Time calls that are short, `share` of the part's time in all."""
-
-        def whole(call: Callable[[], Any]) -> None:
-            call()
-            hand.wait(self.device)
-
-        calls = {name: partial(whole, call) for name, call in sides.items()}
-        there = self.again(case, calls, hand.WARM + 1)  # past what is recorded and proven
-        if not there:
-            return {}
-        rounds = self.settings["rounds"]
-        named = {f"{self.name}, {case}: {name}": calls[name] for name in there}
-        turn = min(share * self.seconds / (rounds + 2) / len(there), self.pick(1.0, 0.002))
-        timed = fill(named, rounds, turn, per)
-        self.report.sides += timed
-        return {side.name.rpartition(": ")[2]: side for side in timed}
-
-    def turns(self, case: str, runs: Mapping[str, Callable[[int], float]], units: int, until: float) -> dict[str, Side]:
-        """Time whole runs, each of so many units, which say their seconds: once small, then in turns until the time."""
-        warm = self.made(case, {name: partial(run, max(1, units // 4)) for name, run in runs.items()})
-        names, seconds, took = [*warm], {name: [] for name in warm}, 0.0
-        for turn in range(self.pick(self.settings["rounds"], 2)):
-            if not names or (turn and time.perf_counter() + took > until):
-                break
-            began = time.perf_counter()
-            found = self.made(case, {name: partial(runs[name], units) for name in names[:: 1 if turn % 2 else -1]})
-            names = [name for name in names if name in found]
-            for name in names:
-                seconds[name].append(found[name])
-            took = time.perf_counter() - began
-        timed = {name: Side(f"{self.name}, {case}: {name}", seconds[name], units) for name in names if seconds[name]}
-        self.report.sides += timed.values()
-        return timed
-
-    def ratio(self, timed: Mapping[str, Side], over: str, under: str, bar: str = "") -> None:
-        if over in timed and under in timed:
-            self.report.ratios.append(ratio([*timed.values()], timed[over].name, timed[under].name, bar))
-
-    def figure(self, name: str, value: float, unit: str, bar: str = "") -> None:
-        self.report.figures.append(Figure(f"{self.name}, {name}", value, unit, bar))
-
-    def refuse(self, name: str, why: str) -> None:
-        self.report.refused[f"{self.name}, {name}"] = why
-
-    def same(self, name: str, worst: float, most: float) -> None:
-        name = f"{self.name}, {name}"
-        self.report.checks[name] = f"largest difference {worst:.1e}"
-        if not worst <= most:
-            raise NumericsError("sides do not compute the same", where=name, why=f"off by {worst:.1e}")
 
 
 def measure(settings: dict[str, Any]) -> Report:
@@ -182,6 +98,15 @@ def measure(settings: dict[str, Any]) -> Report:
         whole.refused |= part.report.refused
         for line in part.report.notes:
             whole.note(line)
+    barred = [
+        (x.name if isinstance(x, Figure) else f"{x.over} / {x.under}", x.met) for x in (*whole.ratios, *whole.figures)
+    ]
+    missed = [name for name, met in barred if met is False]
+    whole.note(
+        f"{sum(met is True for _, met in barred)} bars met, {len(missed)} missed; {len(whole.refused)} sides left out"
+    )
+    for name in missed:
+        whole.note(f"missed: {name}")
     return whole
 
 
@@ -381,7 +306,7 @@ def _updating(
 
 
 def update(part: Part) -> None:
-    """PPO of both nets against hand-written updates, then SAC's against our own plain calls."""
+    """PPO of both nets against hand-written updates, then SAC and DQN on one minibatch."""
     minibatches, size = part.pick((16, 256), (4, 8))
     for net in _nets(part):
         start, batch = net.pair(part.device), _batch(net, minibatches * size, part.device)
@@ -420,7 +345,8 @@ def update(part: Part) -> None:
         part.ratio(timed, GRAPH, AUTO, ">= 1.0" if image else "")
         part.ratio(timed, OFF, AUTO, "" if image else ">= 8")
         part.ratio(timed, "torchrl", AUTO)
-    _sac(part)
+    for algo in ("SAC", "DQN"):
+        _off_policy(part, algo)
 
 
 def _weights(pair: ActorCritic) -> Tensor:
@@ -431,44 +357,88 @@ def _apart(a: Tensor, b: Tensor, start: Tensor) -> float:
     return float((a - b).norm() / (b - start).norm())
 
 
-def _sac(part: Part) -> None:
-    n, case = part.pick(256, 16), "SAC"
+def _off_policy(part: Part, algo: str) -> None:
+    """SAC or DQN on one minibatch: ours beside hand-written updates of the same nets, rows and noise."""
+    n = part.pick(256 if algo == "SAC" else 128, 16)
+    rows = hand_off.Replay(n, *((3, 1) if algo == "SAC" else (4, 1)), part.device)
     draw = torch.Generator().manual_seed(0)
-    rows = TensorDict({
-        "observation": torch.randn(n, 3, generator=draw), "action": torch.rand(n, 1, generator=draw) * 2 - 1,
-        "next": {
-            "observation": torch.randn(n, 3, generator=draw), "reward": torch.randn(n, 1, generator=draw),
-            "terminated": torch.zeros(n, 1, dtype=torch.bool), "done": torch.zeros(n, 1, dtype=torch.bool),
-        },
-    }, [n]).to(part.device)  # fmt: skip
-    weights, starts = {}, {}
+    rows.rows.copy_(torch.randn(rows.rows.shape, generator=draw))
+    obs, later, action, reward, _ = rows.rows.split(rows.widths, -1)
+    action.copy_(torch.rand(action.shape, generator=draw) * 2 - 1 if algo == "SAC" else action > 0)
+    rows.rows[:, -1] = rows.rows[:, -1] > 1.5
+    ended = rows.rows[:, -1:] > 0
+    batch = TensorDict({
+        "observation": obs, "action": action.clone() if algo == "SAC" else action[:, 0].long(),
+        "next": {"observation": later, "reward": reward, "terminated": ended, "done": ended.clone()},
+    }, [n])  # fmt: skip
+    index, weights, starts = torch.arange(n, device=part.device), {}, {}
     way = part.pick("auto", "autograd")  # which is what a GPU takes
 
-    def make(name: str) -> Callable[[], Any]:
-        seen, acted = Composite({"observation": Unbounded((3,))}), Bounded(-1.0, 1.0, (1,))
-        actor, critics = build_soft_actor_critic(seen, acted, hidden=(64, 64), generator=0)
-        noise = torch.Generator(device=part.device).manual_seed(0)
-        loss = SACLoss(actor, list(critics), generator=noise).to(part.device)
-        one = Update(loss, SoftUpdate(loss, tau=0.005), lr=1e-3, generator=noise, max_grad_norm=None, gradient=way)
-        starts[name] = one.flat.tensor.detach().clone()
+    def noise() -> torch.Generator:
+        return torch.Generator(device=part.device).manual_seed(0)
+
+    def kept(name: str, parameters: list[Tensor]) -> None:
+        weights[name] = lambda: torch.cat([p.detach().flatten() for p in parameters])
+        starts[name] = weights[name]().clone()
+
+    def ours(name: str) -> Callable[[], Any]:
+        nets, draws = _off_policy_nets(algo, part.device), noise()
+        loss: Any
+        if algo == "SAC":
+            loss = SACLoss(nets.actor, list(nets.critic), loss_function="l2", generator=draws)  # type: ignore[call-overload]
+            parts = [*loss.actor_network.parameters(), *loss.qvalue_network.parameters(), loss.log_alpha]
+        else:
+            loss = DQNLoss(nets.actor[0], loss_function="l2", double_dqn=True)  # type: ignore[index]
+            parts = list(loss.value_network.parameters())
+        loss.to(part.device)
+        one = Update(loss, SoftUpdate(loss, tau=0.005), lr=1e-3, generator=draws, max_grad_norm=None, gradient=way)
+        kept(name, parts)
 
         def step() -> None:
             one.begin()
-            one.on(one.read(rows))
-            weights[name] = one.flat.tensor
+            one.on(one.read(batch))
 
         return step
 
-    sides = part.made(case, {
-        name: partial(with_graphs, mode, partial(make, name)) for name, mode in ((AUTO, "auto"), (OFF, "off"))
+    def by_hand(name: str) -> Callable[[], Any]:
+        learner = off_policy_learner(algo, part.device, rows, name == GRAPH, n, generator=noise())
+        kept(name, learner.parameters)
+        return partial(learner, index)
+
+    sides = part.made(algo, {
+        **{name: partial(with_graphs, mode, partial(ours, name)) for name, mode in ((AUTO, "auto"), (OFF, "off"))},
+        **{name: partial(by_hand, name) for name in (EAGER, GRAPH)},
     })  # fmt: skip
-    sides = part.again(case, sides, 6)
-    if len(sides) == 2:
-        gap = _apart(weights[AUTO].detach(), weights[OFF].detach(), starts[AUTO])
-        most = 0.0 if part.tiny else WAY_OFF["cuda"]
-        part.same(f"SAC: weights of {AUTO} and {OFF}, in ways that they went", gap, most)
-    timed = part.fill(case, sides)
-    part.ratio(timed, OFF, AUTO, ">= 8")
+    sides = part.again(algo, sides, 6)
+    for name, other in ((AUTO, OFF), (AUTO, EAGER), (GRAPH, EAGER)):
+        if {name, other} <= sides.keys():
+            gap = _apart(weights[name](), weights[other](), starts[other])
+            most = 0.0 if part.tiny and other == OFF else WAY_OFF[part.device.type]
+            part.same(f"{algo}: weights of {name} and {other}, in ways that they went", gap, most)
+    timed = part.fill(algo, sides)
+    part.ratio(timed, OFF, AUTO, ">= 8" if algo == "SAC" else "")
+    for other in (EAGER, GRAPH):
+        part.ratio(timed, other, AUTO)
+
+
+def _off_policy_nets(algo: str, device: torch.device) -> ActorCritic:
+    """Return networks as the recipes have them, of Pendulum or CartPole."""
+    seen = Composite({"observation": Unbounded((3 if algo == "SAC" else 4,))})
+    if algo == "SAC":
+        pair = build_soft_actor_critic(seen, Bounded(-1.0, 1.0, (1,)), hidden=(64, 64), activation="relu", generator=0)
+    else:
+        pair = build_q_actor(seen, Categorical(2), hidden=(128, 128), activation="relu", generator=0)
+    return ActorCritic(*(x if x is None else x.to(device) for x in pair))
+
+
+def off_policy_learner(
+    algo: str, device: torch.device, rows: hand_off.Replay, graph: bool, batch_size: int, **options: Any
+) -> hand_off.SAC | hand_off.DQN:
+    nets = _off_policy_nets(algo, device)
+    if algo == "SAC":
+        return hand_off.SAC(nets, rows, graph, batch_size, **options)
+    net = nets.actor[0].module[0].module  # type: ignore[index]
+    return hand_off.DQN(net, rows, graph, batch_size, **options)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -522,16 +492,14 @@ class Recipe(NamedTuple):
     tiny: int
     over_sb3: str
     over_hand: str = ""
-    words: tuple[str, ...] = ()
 
 
 RECIPES = {
     "ppo_pong": Recipe(4096, 1024, ">= 3", ">= 0.95"),
-    "sac_pendulum": Recipe(800, 120, ">= 6"),
+    "sac_pendulum": Recipe(800, 480, ">= 6", ">= 0.9"),
     "ppo_exact": Recipe(8192, 1024, ">= 5"),
-    "dqn_cartpole": Recipe(4096, 512, ">= 5"),
+    "dqn_cartpole": Recipe(4096, 4096, ">= 5"),
 }
-QUIET = ["console=off", "logger=none", "run.eval_episodes=0"]
 
 
 def train(part: Part) -> None:
@@ -548,8 +516,8 @@ def train(part: Part) -> None:
             }
             if not part.tiny:
                 runs[CPU] = partial(_ours, folder, name, "cpu", "off")
-            if name.startswith("ppo"):
-                runs |= {EAGER: partial(_loop, part, name, False), GRAPH: partial(_loop, part, name, True)}
+            loop = _ppo_loop if name.startswith("ppo") else _off_policy_loop
+            runs |= {EAGER: partial(loop, part, name, False), GRAPH: partial(loop, part, name, True)}
             if part.settings["peers"]:
                 runs[SB3] = lambda frames, name=name: hand.train_sb3(name, frames, part.device)
             timed = part.turns(name, runs, part.pick(recipe.frames, recipe.tiny), until)
@@ -563,7 +531,7 @@ def train(part: Part) -> None:
 
 
 def _ours(folder: str, recipe: str, device: str, mode: str, frames: int) -> float:
-    words = [f"recipe={recipe}", f"device={device}", *QUIET, f"total_frames={frames}"]
+    words = [f"recipe={recipe}", f"device={device}", *machine.QUIET, f"total_frames={frames}"]
     if device != "cpu":
         words.append(f"device.graphs={mode}")
     place = tempfile.mkdtemp(dir=folder)
@@ -572,7 +540,7 @@ def _ours(folder: str, recipe: str, device: str, mode: str, frames: int) -> floa
     return found["seconds"] - found["stages"].get("compile", {"seconds": 0.0})["seconds"]
 
 
-def _loop(part: Part, recipe: str, in_graph: bool, frames: int) -> float:
+def _ppo_loop(part: Part, recipe: str, in_graph: bool, frames: int) -> float:
     """Train by the hand-written loop, its envs stepped by gymnasium: in processes where a step is long."""
     steps = min(128, max(1, frames // ENVS))
     options = {"frames": frames, "steps": steps, "batch_size": min(256, ENVS * steps)}
@@ -587,6 +555,23 @@ def _loop(part: Part, recipe: str, in_graph: bool, frames: int) -> float:
         options["epochs"] = 10
     try:
         return hand.train_ppo(net.pair(part.device), envs, part.device, in_graph, **options)
+    finally:
+        envs.close()
+
+
+def _off_policy_loop(part: Part, recipe: str, in_graph: bool, frames: int) -> float:
+    algo, name, n, batch_size, widths, half = {
+        "sac_pendulum": ("SAC", "Pendulum-v1", 1, 256, (3, 1), {"half": 2.0}),
+        "dqn_cartpole": ("DQN", "CartPole-v1", ENVS, 128, (4, 1), {}),
+    }[recipe]
+    rows = hand_off.Replay(100_000, *widths, part.device)
+    learner = off_policy_learner(algo, part.device, rows, in_graph, batch_size, **half)
+    envs = SyncVectorEnv([partial(gym.make, name)] * n, autoreset_mode=AutoresetMode.SAME_STEP)
+    options = {"random_frames": 100, "every": 1, "updates": 1}
+    if algo == "DQN":
+        options = {"random_frames": 1000, "every": 256, "updates": 128}
+    try:
+        return hand_off.train_off_policy(learner, envs, in_graph, frames=frames, **options)
     finally:
         envs.close()
 
@@ -609,7 +594,7 @@ def recurrent(part: Part) -> None:
                 part.refuse(f"{case}: all", NO_TIME)
                 continue
             batch = rnn.Batch(cell, size, size[-1], 3, part.device)
-            module, zeros = _layer(batch), [s.new_zeros(size[0], s.shape[1]) for s in batch.states]
+            module, zeros = rnn.around(batch.layer), [s.new_zeros(size[0], s.shape[1]) for s in batch.states]
             states = [s.requires_grad_() for s in zeros]
             out: list[Any] = []
 
@@ -619,6 +604,8 @@ def recurrent(part: Part) -> None:
             eager, floor = partial(batch.module, module), partial(batch.floor, states)
             in_graph = "rlcli, in a graph"
             sides = {AUTO: eager, in_graph: hand.GraphModule(kept, part.device), rnn.FLOOR: floor}
+            if size == sizes[0]:
+                sides[rnn.PAD] = partial(batch.ours, backend="pad")
             if part.settings["peers"] and size == sizes[0]:
                 theirs = torchrl_recurrent(batch.layer).get("pad")
                 if theirs is not None and not isinstance(theirs, str):
@@ -636,6 +623,7 @@ def recurrent(part: Part) -> None:
             timed = part.fill(case, there, share=0.5 / len(sizes) / len(cells))
             part.ratio(timed, AUTO, rnn.FLOOR, "<= 1.0")
             part.ratio(timed, in_graph, rnn.FLOOR, "<= 0.7")
+            part.ratio(timed, rnn.PAD, AUTO, ">= 3")
             for name in (name for name in timed if name.startswith("torchrl")):
                 part.ratio(timed, name, AUTO)
             counts: dict[str, Any] = {}
@@ -653,21 +641,12 @@ def recurrent(part: Part) -> None:
                 part.figure(f"{case}: peak, {AUTO} / {rnn.FLOOR}", peaks[0] / peaks[1], "of the bytes", "<= 0.5")
 
 
-def _layer(batch: rnn.Batch) -> Callable[[TensorDict], Any]:
-    """Our module around the layer that torch.nn's side has."""
-    layer, gru = batch.layer, isinstance(batch.layer, nn.GRU)
-    states = ["h"] if gru else ["h", "c"]
-    keys: dict[str, Any] = {"in_keys": ["x", *states], "out_keys": ["features", *(("next", s) for s in states)]}
-    keys["default_recurrent_mode"] = True
-    return GRUModule(gru=layer, **keys) if gru else LSTMModule(lstm=layer, **keys)
-
-
 # ---- eval ------------------------------------------------------------------------------------------------------------
 def evaluation(part: Part) -> None:
     """Whole episodes of a policy that has hardly been trained, its nets where it was trained."""
     recipe, episodes, frames = part.pick(("ppo_pong", 20, 1024), ("ppo_exact", 2, 1024))
     with tempfile.TemporaryDirectory() as folder:
-        words = [f"recipe={recipe}", f"device={part.settings['device']}", *QUIET, f"total_frames={frames}"]
+        words = [f"recipe={recipe}", f"device={part.settings['device']}", *machine.QUIET, f"total_frames={frames}"]
         run = rlcli.train([*words, f"run.dir={folder}/run"])
         steps: list[int] = []
 
@@ -685,15 +664,15 @@ def evaluation(part: Part) -> None:
 
 # ---- replay, env -----------------------------------------------------------------------------------------------------
 def replay(part: Part) -> None:
-    """Draw a minibatch of image stacks from host memory to the device; the device's own gather is the floor."""
+    """Draw a minibatch of image stacks, to the device and on it; the device's own gather is the floor."""
     rows, size, shape = part.pick((8192, 256, (4, 84, 84)), (64, 8, (4, 8, 8)))
     net, case = Net("rows", shape, 6), f"{size} of {rows} stacks"
     batch = _batch(net, rows, torch.device("cpu"))
     pinned = batch.pin_memory() if part.device.type == "cuda" else batch
 
-    def ours(**options: Any) -> Callable[[], Any]:
+    def ours(on: str | torch.device = "cpu", **options: Any) -> Callable[[], Any]:
         buffer = ReplayBuffer(
-            storage=LazyTensorStorage(rows), batch_size=size, device=part.device,
+            storage=LazyTensorStorage(rows, device=on), batch_size=size, device=part.device,
             generator=torch.Generator().manual_seed(0), **options,
         )  # fmt: skip
         buffer.extend(batch)
@@ -727,6 +706,7 @@ def replay(part: Part) -> None:
     pin = {"pin_memory": True} if part.device.type == "cuda" else {}
     sides = part.made(case, {
         "rlcli, host memory to device": ours, "rlcli, pinned, one ahead": partial(ours, prefetch=1, **pin),
+        "rlcli, on the device": partial(ours, part.device),
         "by hand, pinned": by_hand, "by hand, on the device": there,
     })  # fmt: skip
     for name, draw in sides.items():
@@ -739,9 +719,8 @@ def replay(part: Part) -> None:
             raise NumericsError("a side draws other rows", where=f"{case}: {name}", why=f"shape or place of {wrong}")
     timed = part.fill(case, sides, share=0.5)
     for other in ("by hand, pinned", "by hand, on the device"):
-        for ours_name in ("rlcli, host memory to device", "rlcli, pinned, one ahead"):
+        for ours_name in (name for name in timed if name.startswith("rlcli")):
             part.ratio(timed, ours_name, other)
-    part.refuse(f"{case}: rlcli, storage on the device", "not built yet")
 
 
 def env(part: Part) -> None:
@@ -751,5 +730,6 @@ def env(part: Part) -> None:
 PARTS: dict[str, tuple[str, Callable[[Part], None]]] = {
     "trace": ("step or minibatch", trace), "act": ("step of eight envs", act), "update": ("minibatch", update),
     "values": ("batch", values), "train": ("frame", train), "rnn": ("pass, forward and backward", recurrent),
+    "workers": ("step of all envs", machine.workers), "start": ("run", machine.start),
     "eval": ("episode", evaluation), "replay": ("sample", replay), "env": ("step", env),
 }  # fmt: skip

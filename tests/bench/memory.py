@@ -69,8 +69,8 @@ def _cartpole(report: Report, settings: dict[str, Any]) -> None:
             return LazyMemmapStorage(rows, scratch_dir=f"{folder}/rows")
 
         for name, kind, codes, bar in (
-            ("CartPole row, exact, packed", LazyTensorStorage, True, "<= 30"),
-            ("CartPole row, exact, packed, on disk", kept, True, "<= 30"),
+            ("CartPole row, exact, packed", LazyTensorStorage, {"action": 2}, "<= 30"),
+            ("CartPole row, exact, packed, on disk", kept, {"action": 2}, "<= 30"),
             ("CartPole row, exact", LazyTensorStorage, False, ""),
         ):
             ours = _buffer(kind, settings["frames"] + PART, settings, codes=codes)
@@ -83,7 +83,7 @@ def _cartpole(report: Report, settings: dict[str, Any]) -> None:
 
 
 def _buffer(
-    kind: Callable[..., Any], rows: int, settings: dict[str, Any], frame_stack: int | None = None, codes: bool = False
+    kind: Callable[..., Any], rows: int, settings: dict[str, Any], frame_stack: int | None = None, codes: Any = False
 ) -> TensorDictReplayBuffer:
     return TensorDictReplayBuffer(
         storage=kind(rows), batch_size=settings["batch_size"], next_obs="exact", frame_stack=frame_stack, codes=codes

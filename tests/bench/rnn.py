@@ -172,11 +172,7 @@ def _modules(report: Report, name: str, batch: Batch, peers: bool) -> dict[str, 
     zeros = [s.new_zeros(1, s.shape[1]) for s in batch.states]
     (h, *_), (of_x, *gradients) = batch.expected(zeros, batch.begins.long() - 1)
     expected = Results([h], [of_x, *gradients[len(zeros) :]])
-    layer, states = batch.layer, ["h", "c"][: len(zeros)]
-    keys: dict[str, Any] = {"in_keys": ["x", *states], "out_keys": ["features", *(("next", s) for s in states)]}
-    over = keys | {"default_recurrent_mode": True}
-    ours = GRUModule(gru=layer, **over) if isinstance(layer, nn.GRU) else LSTMModule(lstm=layer, **over)
-    sides = {MODULE: Side(partial(batch.module, ours), expected)}
+    sides = {MODULE: Side(partial(batch.module, around(batch.layer)), expected)}
     theirs = torchrl_recurrent(batch.layer) if peers else {}
     if peers and not theirs:
         report.leave_out("torchrl")
@@ -188,6 +184,14 @@ def _modules(report: Report, name: str, batch: Batch, peers: bool) -> dict[str, 
         else:
             sides[side] = Side(partial(batch.module, module), expected)
     return sides
+
+
+def around(layer: nn.RNNBase) -> Callable[[TensorDict], Any]:
+    """Return our module around the layer that torch.nn's side has."""
+    states = ["h"] if isinstance(layer, nn.GRU) else ["h", "c"]
+    keys: dict[str, Any] = {"in_keys": ["x", *states], "out_keys": ["features", *(("next", s) for s in states)]}
+    keys["default_recurrent_mode"] = True
+    return GRUModule(gru=layer, **keys) if isinstance(layer, nn.GRU) else LSTMModule(lstm=layer, **keys)
 
 
 def _failure(run: Callable[[], Results]) -> str | None:

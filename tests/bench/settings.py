@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.bench import Benches
-from rlcli.bench.settings import ENV, HIDDEN, ROUNDS, THREADS, Setting, Settings
+from rlcli.bench.settings import ENV, HIDDEN, ROUNDS, TIMED, Setting, Settings
 from rlcli.modules import ACTIVATIONS
 
 ABOUT = {
@@ -16,7 +16,8 @@ ABOUT = {
     "sweep": "jobs of a sweep side by side against several shells that run a part of them each",
     "ranks": "a PPO run of one process against the same run divided among the ranks of a learner",
     "cluster": "collecting by workers on Ray, gloo and RPC, beside local ones and peers; their bytes, their weights",
-    "gpu": "what a GPU is given, part by part, beside hand-written graphs, SB3 and our own CPU runs",
+    "gaps": "what env processes lose where their next order comes late",
+    "gpu": "what a GPU is given, part by part, beside hand-written graphs, SB3, bare envs and our own CPU runs",
     "actors": "collecting by recurrent and other actors, with bookkeeping, dict observations, on envpool",
     "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
     "processes": "envs in processes against other frameworks', and against bare envs in processes that say nothing",
@@ -28,8 +29,7 @@ SETTINGS: dict[str, Settings] = {
         "env.id": ENV._replace(meaning=f"{ENV.meaning}: vectors observed, discrete actions"),
         "envpool": Setting("CartPole-v1", "one of envpool's, stepped 8, 64 and 512 at a time; envpool= leaves it out"),
         "frames_per_batch": Setting(2048, "frames that a side collects in a round, over all envs", 64, 10**8),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "memory": {
@@ -39,8 +39,7 @@ SETTINGS: dict[str, Settings] = {
         "batch_size": Setting(256, "rows of a sample whose time is compared", 1, 10**5),
         "recipes": Setting("ppo_exact", "recipes that are run to compare with their plan; recipes= leaves them out"),
         "calls": Setting(5, "samples that a side draws in a round", 1, 10**6),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "processes": {
@@ -48,8 +47,7 @@ SETTINGS: dict[str, Settings] = {
         "costs": Setting([6, 30, 100, 1000], "microseconds a step of envs that compute nothing else", 0, 10**6),
         "pong": Setting("ALE/Pong-v5", "a real env for comparison; pong= leaves it out"),
         "seconds": Setting(0.1, "seconds per side and round, roughly", 0.001, 60),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
     },
     "update": {
@@ -61,15 +59,13 @@ SETTINGS: dict[str, Settings] = {
         "observation": Setting(4, "features of an observation", 1, 10**6),
         "action": Setting("discrete", "kind of the action", choices=("discrete", "box")),
         "actions": Setting(2, "choices of a discrete action, or dimensions of a box", 1, 10**6),
-        "threads": THREADS,
-        "rounds": ROUNDS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "gae": {
         "end_rate": Setting(0.02, "chance that a trajectory ends at a step; every other end is a truncation", 0, 1),
         "scale": Setting(1, "divide the steps of every shape by this", 1, 10**4),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "value": {
@@ -81,8 +77,7 @@ SETTINGS: dict[str, Settings] = {
         ),
         "num_chunks": Setting(4, "parts of the chunked sides", 2, 10**4),
         "end_rate": Setting(0.002, "chance that a trajectory is cut at a step", 0, 1),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
     },
     "extend": {
         "rows": Setting(1000, "rows of a small batch", 1, 10**6),
@@ -90,8 +85,7 @@ SETTINGS: dict[str, Settings] = {
         "images": Setting(256, "rows of a big batch: two stacks of four 84x84 frames each", 1, 10**4),
         "calls": Setting(20, "small batches that a side writes in a round", 1, 10**6),
         "memmap": Setting(True, "measure storages on disk too"),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl and cpprb too, where they are installed"),
     },
     "sample": {
@@ -104,16 +98,14 @@ SETTINGS: dict[str, Settings] = {
         "images": Setting(4096, "stacks of four 84x84 frames that image samples are drawn from", 256, 10**6),
         "batch_size": Setting(256, "image stacks of a sample", 1, 10**5),
         "calls": Setting(20, "samples that a side draws in a round", 1, 10**6),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "weights": {
         "kilobytes": Setting([338, 16_400], "sizes of the policy, one after the other", 4, 10**7),
         "calls": Setting(20, "publications of a side in a round", 1, 10**6),
         "stress": Setting(2.0, "seconds of publishing at full speed while adopted versions are looked through", 0.1),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl's schemes too, where it is installed"),
     },
     "ranks": {
@@ -139,15 +131,23 @@ SETTINGS: dict[str, Settings] = {
         "total_frames": Setting(131_072, "frames of a job", 1),
         "rounds": Setting(3, "rounds, the sides in turns", 3, 100),
     },
+    "gaps": {
+        "env.num": Setting(8, "envs that are stepped together", 2, 10**4),
+        "cost": Setting(0, "microseconds that a step of an env computes; 0 for Pong", 0, 10**6),
+        "workers": Setting(0, "processes beside the caller; 0 for as many as a run has", 0, 1000),
+        "gaps": Setting([0, 100, 500, 2500], "microseconds between a step and the next order", 0, 10**6),
+        "steps": Setting(64, "steps in one call of a side", 1, 10**6),
+        "seconds": Setting(0.3, "about how long a side steps in a round", 0.001, 60),
+        **TIMED,
+    },
     "gpu": {
-        "parts": Setting("trace,act,update,values,train,rnn,eval,replay,env", "what is measured, in this order"),
+        "parts": Setting("trace,act,update,values,train,workers,rnn,eval,start,replay,env", "what, in this order"),
         "device": Setting("cuda", "where; cpu walks the same way with tiny sizes", choices=("cuda", "cpu")),
         "seconds": Setting(285.0, "about how long all parts take; each has a share", 1, 10**5),
         "recipes": Setting("ppo_pong,sac_pendulum,ppo_exact,dqn_cartpole", "what the part train trains"),
         "folder": Setting("runs/bench/gpu", "where each part's rounds are written as it ends"),
         "strict": Setting(False, "stop where a part fails, in place of telling it and going on"),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
     },
     "rnn": {
@@ -160,8 +160,7 @@ SETTINGS: dict[str, Settings] = {
         "backends": Setting("reference,pad,scan,cpu,triton", "what is measured beside auto; backends= leaves all out"),
         "device": Setting("cpu", "where; cuda has sizes of its own", choices=("cpu", "cuda")),
         "seconds": Setting(0.05, "about how long a side computes in a round", 0.001, 60),
-        "rounds": ROUNDS,
-        "threads": THREADS,
+        **TIMED,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
 }

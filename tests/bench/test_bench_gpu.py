@@ -1,18 +1,17 @@
 """The bench of a GPU walks its whole way on a CPU: sides run, agree, and a part that fails does not stop the others."""
 
-import dataclasses
 import json
+from functools import partial
 
+import gymnasium as gym
 import pytest
 import torch
 from face import refused
 
-from rlcli.collectors import collector
 from rlcli.errors import ConfigError, NumericsError
-from rlcli.graphs import graph, host
-from tests.bench import gpu, gpu_sides
+from tests.bench import gpu, gpu_machine, gpu_off_policy, gpu_sides
 from tests.bench.settings import BENCHES
-from tests.graphs.standin import StandIn
+from tests.graphs.standin import StandIn, act_elsewhere
 
 SMALL = ["device=cpu", "peers=False", "strict=True"]
 
@@ -25,21 +24,8 @@ def there(tmp_path, monkeypatch):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Graphs of ours and of the hand-written sides are recorded by the stand-in, and the host asks for nothing."""
-    place, made = collector.place, []
-
-    def record(call):
-        made.append(StandIn.record(call))
-        return made[-1]
-
-    def placed(*given):  # a run without graphs stands for one on the CPU
-        elsewhere = {"policy": torch.device("cpu"), "policy_is_elsewhere": True} if graph._mode != "off" else {}
-        return dataclasses.replace(place(*given), **elsewhere)
-
-    monkeypatch.setattr(host, "may_ask", lambda x: False)
-    monkeypatch.setattr(graph, "recorder_of", lambda device: record if graph._mode != "off" else None)
-    monkeypatch.setattr(gpu_sides, "recorder", lambda device: record)
-    monkeypatch.setattr(collector, "place", placed)
-    return made
+    monkeypatch.setattr(gpu_sides, "recorder", lambda device: StandIn.record)
+    return act_elsewhere(monkeypatch)
 
 
 def measured(*words):
@@ -47,7 +33,11 @@ def measured(*words):
 
 
 def sides(result, part):
-    return {side["name"].rpartition(": ")[2] for side in result["sides"] if side["name"].startswith(f"{part}, ")}
+    return {
+        side["name"].rpartition(": ")[2]
+        for side in result["sides"]
+        if side["name"].startswith((f"{part}, ", f"{part}: "))
+    }
 
 
 def test_acting_and_updates_as_on_a_gpu_give_the_same_numbers_on_all_sides(as_on_a_gpu):
@@ -56,8 +46,8 @@ def test_acting_and_updates_as_on_a_gpu_give_the_same_numbers_on_all_sides(as_on
     ours = {gpu.AUTO, gpu.OFF}
     assert sides(result, "act") == {*ours, gpu.EAGER, gpu.GRAPH, gpu.RANDOM}
     assert sides(result, "update") == {*ours, gpu.EAGER, gpu.GRAPH}
-    assert len(result["checks"]) == 2 * (1 + 4) + 2 * 3 + 1
-    assert len(as_on_a_gpu) >= 2 * 2 + 2 * 2 + 1  # nets: ours and by hand, twice; SAC's
+    assert len(result["checks"]) == 2 * (1 + 4) + 2 * 3 + 2 * 3  # of SAC and DQN, too
+    assert len(as_on_a_gpu) >= 2 * 2 + 2  # two nets, acting and updates; SAC, DQN
     barred = {figure["name"]: figure["bar"] for figure in result["figures"] if figure["bar"]}
     assert barred == {
         "act, MLP 64 x 2: acting, rlcli": "<= 90",
@@ -77,14 +67,44 @@ def test_launches_and_waits_are_counted_by_step_and_minibatch(as_on_a_gpu):
 
 
 def test_every_other_part_has_its_sides_and_a_file_of_its_own(tmp_path, capsys):
-    result = measured("parts=values,rnn,replay,env")
+    parts = ("values", "rnn", "workers", "replay", "env")
+    result = measured(f"parts={','.join(parts)}")
     assert sides(result, "values") >= {gpu.AUTO, "rlcli, in a graph"}
-    assert sides(result, "rnn") == {gpu.AUTO, "rlcli, in a graph", "torch.nn, no resets"}
-    assert len(sides(result, "replay")) == 4
-    assert {*result["refused"].values()} == {"not built yet"} and len(result["refused"]) == 2
-    for part in ("values", "rnn", "replay", "env"):
+    assert sides(result, "rnn") == {gpu.AUTO, "rlcli, in a graph", "rlcli, pad", "torch.nn, no resets"}
+    assert len(sides(result, "replay")) == 5
+    assert sides(result, "workers") > {gpu.AUTO, gpu_machine.GIVEN, "100 us between orders"}
+    assert {*result["refused"].values()} == {"not built yet"} and len(result["refused"]) == 1
+    for part in parts:
         assert json.loads((tmp_path / f"runs/bench/gpu/{part}.json").read_text())["bench"] == f"gpu, {part}"
     assert "missed" in capsys.readouterr().out
+    counted = [bar for bar in result["figures"] + result["ratios"] if bar["bar"]]
+    assert any(note.startswith(tuple("0123456789")) and "bars met" in note for note in result["notes"]) and counted
+
+
+def test_a_run_of_its_own_says_when_it_stepped_and_what_it_took_beside_its_plan():
+    figures = {f["name"]: f for f in measured("parts=start")["figures"]}
+    barred = {name.partition(": ")[2] or name: f["bar"] for name, f in figures.items() if f["bar"]}
+    assert {*barred.values()} == {"<= 6", "<= 5", "<= 0"}
+    assert 0 < figures["start, ppo_exact: from the command to the first frame"]["value"] < 60
+    (resumed,) = (f["value"] for name, f in figures.items() if "differ in a bit" in name)
+    assert resumed == 0
+
+
+@pytest.mark.parametrize(("algo", "env"), [("SAC", "Pendulum-v1"), ("DQN", "CartPole-v1")])
+def test_loops_by_hand_learn_the_same_with_a_graph_and_without(algo, env, as_on_a_gpu):
+    found = []
+    for in_graph in (False, True):
+        torch.manual_seed(0)
+        rows = gpu_off_policy.Replay(200, 3 if algo == "SAC" else 4, 1, torch.device("cpu"))
+        learner = gpu.off_policy_learner(algo, torch.device("cpu"), rows, in_graph, 8)
+        make = [partial(gym.make, env)] * 2
+        envs = gym.vector.SyncVectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        options = {"frames": 260, "random_frames": 40, "every": 4, "updates": 1}
+        assert gpu_off_policy.train_off_policy(learner, envs, in_graph, **options) > 0
+        envs.close()
+        found.append(torch.cat([p.detach().flatten() for p in learner.parameters]))
+        assert rows.filled == 200 and rows.rows[: rows.filled].isfinite().all() and rows.rows[:, -2].any()
+    assert found[0].isfinite().all() and float((found[0] - found[1]).abs().max()) < 1e-4
 
 
 def test_runs_and_episodes_are_timed_beside_a_loop_by_hand(monkeypatch):
@@ -102,7 +122,7 @@ def test_a_side_that_fails_is_told_and_others_go_on(monkeypatch):
     monkeypatch.setattr(gpu_sides, "PPO", out_of_memory)
     monkeypatch.setitem(gpu.PARTS, "replay", ("sample", out_of_memory))
     result = measured("parts=replay,update,env", "strict=False")
-    assert sides(result, "update") == {gpu.AUTO, gpu.OFF}
+    assert sides(result, "update, Nature CNN") == {gpu.AUTO, gpu.OFF} < sides(result, "update")
     told = {name for name, why in result["refused"].items() if "out of memory" in why}
     assert f"update, Nature CNN: {gpu.GRAPH}" in told and "replay, all: the rest" in told
     assert "env, envs on the device: rlcli" in result["refused"]

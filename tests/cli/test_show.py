@@ -440,3 +440,15 @@ def test_why_says_what_a_loss_chooses_and_what_follows_from_the_actions(rlcli):
             algorithm = algorithm_of(cfg)
             loss = algorithm.loss(algorithm.networks(made), made)
             assert f"{loss.entropy_coeff:g}" == said.split()[1].rstrip(":")
+
+
+def test_components_say_how_the_update_runs_on_a_device(rlcli, monkeypatch):
+    from rlcli.graphs import graph, host
+
+    assert "update " not in rlcli("show train recipe=a2c_cartpole --components")[1]
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: lambda call: None)
+    for words, runs in (("", "one graph a minibatch "), ("optim.compile=true", "torch compiles its loss")):
+        _, out, _ = rlcli(f"show train recipe=a2c_cartpole --components {words}")
+        (line,) = [line for line in out.splitlines() if line.startswith("update ")]
+        assert "A2CLoss" in line and runs in line

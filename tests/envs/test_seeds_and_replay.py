@@ -14,7 +14,7 @@ from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.transforms import RewardSum
-from rlcli.vec_envs.episodes import _mix, episode_seed
+from rlcli.vec_envs.episodes import episode_seed, mixed
 
 
 @given(st.integers(0, 2**62), st.integers(1, 40))
@@ -39,7 +39,7 @@ def unmix(value: int) -> int:
 
 @given(st.integers(0, 2**31 - 1))
 def test_the_mix_of_seeds_can_be_undone(value):
-    assert unmix(_mix(value)) == value
+    assert unmix(mixed(value)) == value
 
 
 def test_workers_continue_one_numbering_of_lanes():

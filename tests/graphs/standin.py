@@ -6,12 +6,17 @@ made on the way is overwritten with NaN, so that only what is computed again can
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+
+from rlcli.collectors import collector
+from rlcli.graphs import graph, host
 
 HOST = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_consecutive"}
 
@@ -118,3 +123,24 @@ class StandIn(TorchDispatchMode):
         """Return reads of memory that is not declared static: a real graph reads whatever lies there later."""
         known = {memory(x) for x in declared}
         return [(name, shape) for key, (name, shape, _) in self.reads.items() if key not in known]
+
+
+def act_elsewhere(monkeypatch: pytest.MonkeyPatch, **more: object) -> list[StandIn]:
+    """Have policies act as on a GPU, which is this CPU, unless graphs are off; return what is recorded from now on.
+
+    `more`: of the placement, where batches lie for one.
+    """
+    place, made = collector.place, []
+
+    def record(call: Callable[[], object]) -> StandIn:
+        made.append(StandIn.record(call))
+        return made[-1]
+
+    def placed(*given):  # a run without graphs stands for one on the CPU
+        elsewhere = {"policy": torch.device("cpu"), "policy_is_elsewhere": True, **more} if graph._mode != "off" else {}
+        return dataclasses.replace(place(*given), **elsewhere)
+
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: record if graph._mode != "off" else None)
+    monkeypatch.setattr(collector, "place", placed)
+    return made

@@ -1,11 +1,13 @@
 """Calls become graphs after a few, where a replay gives the same bits; else they are made as they are."""
 
+import threading
+
 import pytest
 import torch
 from face import refused
 from standin import NotCapturable, StandIn
 
-from rlcli.graphs.captured import NO_ROOM, OTHER_BITS, PLAIN, Captured
+from rlcli.graphs.captured import NO_ROOM, OTHER_BITS, PLAIN, TRIES, Captured, told
 
 
 def counted(call, written, record=StandIn.record):
@@ -67,6 +69,50 @@ def test_a_device_without_room_for_a_graph_makes_plain_calls_and_says_so_once(wh
     assert not captured.proven and captured.why == NO_ROOM
 
 
+class Stepped:
+    """A graph after each replay of which somebody else steps what it reads."""
+
+    def __init__(self, recorded, step):
+        self.recorded, self.step = StandIn.record(recorded), step
+
+    def replay(self):
+        self.recorded.replay()
+        self.step()
+
+
+def test_weights_that_somebody_steps_during_a_proof_refuse_no_graph():
+    w, y, steps = torch.ones(3), torch.zeros(3), []
+
+    def step():
+        steps.append(None)
+        w.add_(len(steps) < 4)
+
+    captured = Captured("part", lambda: y.copy_(w * 2), lambda: [y], lambda call: Stepped(call, step))
+    for _ in range(PLAIN + 3):
+        captured()
+        assert captured.proven or torch.equal(y, w * 2)
+    assert captured.proven and captured.why == ""
+
+
+def test_a_graph_that_gives_other_numbers_each_time_is_refused_in_the_end():
+    y, calls, replays = torch.zeros(3), [], []
+
+    def call():
+        calls.append(None)
+        y.fill_(1)
+
+    def step():
+        replays.append(None)
+        y.add_(len(replays))
+
+    captured = Captured("part", call, lambda: [y], lambda call: Stepped(call, step))
+    for _ in range(PLAIN + TRIES + 3):
+        captured()
+        assert (y == 1).all()
+    assert not captured.proven and captured.why == OTHER_BITS
+    assert len(calls) == PLAIN + 1 + 2 * TRIES + 3
+
+
 CALLS = {
     "reads a number": lambda x, y: y.add_(float(x.sum())),
     "branches": lambda x, y: y.add_(1) if (x > 0).all() else y.sub_(1),
@@ -103,3 +149,28 @@ def test_recording_leaves_nothing_behind_and_intermediates_are_computed_again():
 
 def test_the_stand_in_refuses_draws():
     refused(NotCapturable, "draws", lambda: StandIn.record(lambda: torch.rand(3)))
+
+
+def test_threads_may_capture_while_it_is_told_of():
+    stop, failed = threading.Event(), []
+
+    def capture():
+        while not stop.is_set():
+            kept = [Captured("thread", lambda: None, list, StandIn.record) for _ in range(20)]
+            kept[0].why = "a thread's"
+
+    def tell():
+        try:
+            while not stop.is_set():
+                told()
+        except RuntimeError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call) for call in (capture, capture, tell, tell)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failed

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlcli.kernels import dqn
+from rlcli.kernels.dqn import cpu as dqn
 from rlcli.kernels.ppo import cpu as ppo
 from rlcli.kernels.sac import cpu as sac
 

@@ -3,42 +3,22 @@
 On a machine with a CUDA device the same cases run compiled, on the device.
 """
 
-import importlib
-import re
-import sys
-
 import pytest
 import torch
 
 from rlcli.kernels import ppo
+from tests.kernels.loss_kernels import DEVICE, launches, need_no_spills, pytestmark, runnable
+
+__all__ = ["pytestmark"]
 
 pytest.importorskip("triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
 CRITICS = ("l2", "l1", "smooth_l1")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # numpy's, of -inf and NaN
 
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The kernels in the interpreter, or on a device."""
-    from triton import language as tl
-
-    if DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        # kernels of Triton's own, which were the compiler's when it was imported
-        for reduction, combine in (("sum", tl.standard._sum_combine), ("max", tl.standard._elementwise_max)):
-            monkeypatch.setattr(tl, reduction, lambda x, axis, combine=combine: tl.reduce(x, axis, combine))
-    yield from fresh(monkeypatch)
-
-
-def fresh(monkeypatch):
-    """Yield the file anew: a kernel is the interpreter's or the compiler's from its definition on."""
-    name = f"{ppo.__name__}.triton"
-    monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(ppo, "triton", None, raising=False)
-    del sys.modules[name], ppo.triton
-    yield importlib.import_module(name)
+    return runnable(monkeypatch, ppo)
 
 
 @pytest.fixture(params=[None, 4], ids=["as it is", "few rows a program"])
@@ -80,9 +60,9 @@ class Call:
 
     def check(self, kernels, critic="smooth_l1", normalize=True):
         """Compare with the compiled pass, in float64 and in the same dtype; return what was found."""
-        found = self.run(kernels.clipped_ppo, self.dtype, DEVICE, critic, normalize)
+        found = self.run(kernels.clipped_ppo_of, self.dtype, DEVICE, critic, normalize)
         for dtype in {torch.float64, self.dtype}:
-            expected = self.run(ppo.clipped_ppo, dtype, "cpu", critic, normalize)
+            expected = self.run(ppo.OPERATIONS.clipped_ppo, dtype, "cpu", critic, normalize)
             for got, want in zip(found, expected, strict=True):
                 assert got.shape == want.shape
                 tolerance = TOLERANCE[self.dtype if got.dtype == self.dtype else torch.float32]
@@ -145,8 +125,8 @@ def test_what_is_explained_of_large_targets(programs, centre, spread):
 def test_a_nan_is_seen(programs, column, normalize):
     call = Call("normal", 7, 2, clip_value=0.2)
     (call.rows[column] if column < 5 else call.params[0].select(1, 1))[2] = torch.nan
-    found = call.run(programs.clipped_ppo, torch.float32, DEVICE, "l2", normalize)
-    expected = call.run(ppo.clipped_ppo, torch.float32, "cpu", "l2", normalize)
+    found = call.run(programs.clipped_ppo_of, torch.float32, DEVICE, "l2", normalize)
+    expected = call.run(ppo.OPERATIONS.clipped_ppo, torch.float32, "cpu", "l2", normalize)
     for got, want in zip(found[:-1], expected[:-1], strict=True):
         assert got.isnan()[want.isnan()].all()
     assert found[-1][0].isnan()
@@ -156,52 +136,12 @@ def test_an_action_that_does_not_exist_spoils_the_loss_and_nothing_beside_it(pro
     for wrong in (-1, 3, 10**12):
         call = Call("categorical", 7, 3)
         call.action[4] = wrong
-        *grads, figures = call.run(programs.clipped_ppo, torch.float32, DEVICE, "l2", False)
+        *grads, figures = call.run(programs.clipped_ppo_of, torch.float32, DEVICE, "l2", False)
         assert figures[0].isnan() and grads[0][4].isnan().any()
         assert grads[0][[0, 1, 2, 3, 5, 6]].isfinite().all()
 
 
 # ---- the compiler ---------------------------------------------------------------------------------------------------
-@pytest.fixture
-def for_a_gpu(monkeypatch, tmp_path):
-    """The kernels as the compiler takes them."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    yield from fresh(monkeypatch)
-
-
-class Launches(list):
-    """What a call would launch, in place of a kernel."""
-
-    def __init__(self, kernel):
-        super().__init__()
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        return lambda *args, **options: self.append((args, options))
-
-
-NAMES = {torch.float32: "fp32", torch.float64: "fp64", torch.int64: "i64", torch.uint8: "u8"}
-
-
-def compiled(kernel, args, options):
-    """The kernel for sm_90."""
-    from triton import compile
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    warps = {"num_warps": options.pop("num_warps")} if "num_warps" in options else {}
-    given = dict(zip(kernel.arg_names, args, strict=False))
-    constants = {k: x for k, x in given.items() if isinstance(x, int) and x == 1} | options
-    numbers = {int: "i32", float: "fp32"}
-    types = {k: f"*{NAMES[x.dtype]}" if isinstance(x, torch.Tensor) else numbers[type(x)] for k, x in given.items()}
-    types = {k: "constexpr" if k in constants else types[k] for k in kernel.arg_names}
-    aligned = [i for i, k in enumerate(types) if types[k][0] == "*" or (types[k] == "i32" and given[k] % 16 == 0)]
-    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
-    source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
-    return compile(source, target=GPUTarget("cuda", 90, 32), options=warps)
-
-
 @pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile")
 @pytest.mark.parametrize(
     ("kind", "n", "width", "dtype"),
@@ -211,19 +151,12 @@ def compiled(kernel, args, options):
         ("normal", 16384, 17, torch.float64), ("categorical", 250, 1000, torch.float32),
     ],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.every(4)
-def test_the_compiler_takes_it_for_a_gpu_and_nothing_is_spilt(
-    for_a_gpu, monkeypatch, capfd, kind, n, width, dtype
-):  # fmt: skip
-    monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
-    rows, finish = Launches(for_a_gpu._rows), Launches(for_a_gpu._finish)
-    monkeypatch.setattr(for_a_gpu, "_rows", rows)
-    monkeypatch.setattr(for_a_gpu, "_finish", finish)
-    Call(kind, n, width, clip_value=0.2).run(for_a_gpu.clipped_ppo, dtype, "cpu", "smooth_l1", True)
+def test_the_compiler_takes_it_for_a_gpu_and_nothing_is_spilt(monkeypatch, tmp_path, capfd, kind, n, width, dtype):
+    call = Call(kind, n, width, clip_value=0.2)
+    rows, finish = launches(
+        monkeypatch, tmp_path, ppo, ("_rows", "_finish"),
+        lambda file: call.run(file.clipped_ppo_of, dtype, "cpu", "smooth_l1", True),
+    )  # fmt: skip
     assert len(rows) == 1 and len(finish) == (n * width > 4096)
-    for launches in (rows, finish):
-        for args, options in [*launches]:
-            assert compiled(launches.kernel, args, options).metadata.shared <= 8192
-            said = "".join(capfd.readouterr())
-            assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"], said
+    need_no_spills((rows, finish), capfd)

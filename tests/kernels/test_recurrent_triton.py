@@ -38,7 +38,21 @@ def kernels():
 
 
 @pytest.fixture
-def streamed(kernels, monkeypatch):
+def together(kernels, monkeypatch):
+    """Programs have many sequences."""
+    monkeypatch.setattr(kernels, "REGISTERS", 0)
+
+
+@pytest.fixture(params=["alone", "resident", "streamed"])
+def precision(kernels, monkeypatch, request):
+    """A program has one sequence, or many and the weights, or many and none of the weights."""
+    if request.param != "alone":
+        monkeypatch.setattr(kernels, "REGISTERS", 0)
+    return "ieee" if request.param == "streamed" else "tf32"
+
+
+@pytest.fixture
+def streamed(kernels, monkeypatch, together):
     """No weights fit a program."""
     monkeypatch.setattr(kernels, "SHARED", kernels.SCRATCH)
 
@@ -96,7 +110,6 @@ BEGINS = {"none": [], "all": slice(None), "first": [1], "last": [-1]}
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.every(3)
@@ -104,7 +117,6 @@ def test_outputs_and_gradients_are_the_references(kernels, cell, size, precision
     check(kernels, Call(cell, *size, seed=sum(size)), precision, recompute=recompute)
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("begins", BEGINS)
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.every(3)
@@ -141,7 +153,6 @@ def test_without_biases(kernels, cell):
     check(kernels, Call(cell, 2, 3, 4, 5, bias=False), "ieee")
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_state_may_be_shared_by_all(kernels, cell, precision):
     check(kernels, Call(cell, 3, 5, 2, 5, S=1), precision)
@@ -165,7 +176,6 @@ def test_any_strides(kernels, cell):
     assert furthest(*outcomes) <= TOLERANCE["ieee"]
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 def test_either_output_of_an_lstm_alone(kernels, precision):
     call = Call("lstm", 2, 4, 3, 5)
     for n in range(2):
@@ -188,7 +198,6 @@ def test_a_gradient_of_one_input_alone(kernels, n):
     assert furthest(got, want) <= TOLERANCE["ieee"]
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_second_backward_pass_finds_the_same(kernels, cell, precision):
     call = Call(cell, 3, 5, 2, 5)
@@ -209,7 +218,6 @@ def test_a_gradient_can_be_differentiated(kernels, cell):
     assert furthest(*outcomes) <= TOLERANCE["ieee"]
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_nan_stays_in_its_trajectory(kernels, cell, precision):
     call = Call(cell, 2, 6, 3, 5, begins=[3])
@@ -225,7 +233,6 @@ def test_nan_stays_in_its_trajectory(kernels, cell, precision):
     assert found.isnan().any(-1).nonzero().tolist() == [[0, 0], [0, 1], [0, 2], [1, 3], [1, 4], [1, 5]]
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_without_gradients_the_numbers_are_the_same(kernels, cell, precision):
     call = Call(cell, 3, 5, 2, 5)
@@ -284,7 +291,7 @@ def test_the_precision_is_that_of_torchs_own_on_a_gpu(kernels, monkeypatch, told
 
 
 # ---- the compiler ---------------------------------------------------------------------------------------------------
-INTEGERS = ("rows", "steps", "size", "pitch", "wide", "h0", "h1", "h2", "c0", "c1", "c2")
+INTEGERS = ("rows", "steps", "size", "pitch", "wide", "one", "h0", "h1", "h2", "c0", "c1", "c2")
 
 
 @pytest.fixture
@@ -316,7 +323,9 @@ def compiled(kernels, kernel, float_, precision, H, is_lstm, *, B, **constants):
         factor = name in ("gates", "weight")
         types.setdefault(name, whole or "*" + (kind if factor else {"float32": "fp32", "float64": "fp64"}[float_]))
     types = {name: types[name] for name in fn.arg_names}
-    aligned = [name for name in types if types[name][0] == "*" or name == "pitch" or (name == "size" and H % 16 == 0)]
+    aligned = [
+        name for name in types if types[name][0] == "*" or name == "pitch" or (name in ("size", "wide") and H % 16 == 0)
+    ]
     attributes = {(list(types).index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn, types, constexprs=constants, attrs=attributes)
     found = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
@@ -331,16 +340,17 @@ def barriers(found):
 @pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile")
 @pytest.mark.parametrize(
     ("is_lstm", "float_", "precision", "H", "B"),
-    [  # of the first and the last, which the default run has, one keeps its weights in memory of a block
-        (False, "float64", "ieee", 64, 16), (False, "float32", "tf32", 128, 16), (False, "float32", "bf16", 256, 16384),
-        (False, "float32", "tf32", 130, 16), (True, "float32", "bf16", 128, 16), (True, "float32", "ieee", 5, 16),
-        (True, "float32", "bf16", 256, 16), (True, "float32", "tf32", 33, 16),
+    [
+        (False, "float64", "ieee", 64, 999), (False, "float32", "tf32", 128, 999), (False, "float32", "bf16", 256, 999),
+        (False, "float32", "tf32", 130, 16), (True, "float32", "bf16", 128, 999), (True, "float32", "ieee", 5, 9999),
+        (True, "float32", "bf16", 256, 16), (True, "float32", "tf32", 33, 999), (False, "float32", "ieee", 64, 999),
+        (False, "float32", "tf32", 128, 64), (True, "float32", "bf16", 64, 128), (True, "float32", "ieee", 64, 8),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.every(4)
 def test_the_compiler_takes_it_for_a_gpu(for_a_gpu, is_lstm, float_, precision, H, B):
-    keep = H % 2 == 0
+    keep, spilt = H % 2 == 0, re.compile(r"\b(LDL|STL)\b")
     found, sizes = compiled(for_a_gpu, "_forward", float_, precision, H, is_lstm, B=B, KEEP=keep)
     if sizes["RESIDENT"]:  # loaded before the loop over steps, and never in it
         before, loop = found.asm["ttgir"].split("scf.for", 1)
@@ -348,6 +358,9 @@ def test_the_compiler_takes_it_for_a_gpu(for_a_gpu, is_lstm, float_, precision, 
         assert sizes["ROWS"] != sizes["DEPTH"] and side in before and side not in loop
     else:  # threads wait for what others stored; the interpreter has one thread, so no result shows it
         assert barriers(found) == 1 + keep
+    held = sizes["RESIDENT"] or (precision, float_) == ("ieee", "float32")
+    assert not (held and spilt.search(found.asm["sass"]))
     found, sizes = compiled(for_a_gpu, "_backward", float_, precision, H, is_lstm, B=B, AGAIN=not keep, STARTS=keep,
                             OF_H=True, OF_C=keep)  # fmt: skip
     assert barriers(found) == (1 if sizes["RESIDENT"] else 4)
+    assert not (held and spilt.search(found.asm["sass"]))

@@ -1,38 +1,20 @@
 """SAC's operations in Triton's interpreter against the compiled passes of a CPU, and through the compiler for a GPU."""
 
 import importlib
-import re
-import sys
 
 import pytest
 import torch
 
 from rlcli.kernels import sac
-from tests.kernels.test_ppo_triton import Launches, compiled
+from tests.kernels.loss_kernels import DEVICE, launches, need_no_spills, pytestmark, runnable
 
+__all__ = ["pytestmark"]
 pytest.importorskip("triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # numpy's, of -inf and NaN
-
-
-def fresh(monkeypatch):
-    """Yield the file anew: a kernel is the interpreter's or the compiler's from its definition on."""
-    name = f"{sac.__name__}.triton"
-    monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(sac, "triton", None, raising=False)
-    del sys.modules[name], sac.triton
-    yield importlib.import_module(name)
 
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The kernels in the interpreter, or on a device."""
-    from triton import language as tl
-
-    if DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        monkeypatch.setattr(tl, "sum", lambda x, axis: tl.reduce(x, axis, tl.standard._sum_combine))
-    yield from fresh(monkeypatch)
+    return runnable(monkeypatch, sac)
 
 
 class Case:
@@ -143,20 +125,10 @@ def test_a_nan_is_seen(kernels, name):
 @pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile")
 @pytest.mark.parametrize(("n", "observed", "dims", "critics"), [(256, 3, 1, 2), (256, 376, 17, 2), (4096, 17, 6, 5)])
 @pytest.mark.parametrize("more", [False, True], ids=["plain", "weights and steps"])
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_the_compiler_takes_it_for_a_gpu_and_nothing_is_spilt(
     monkeypatch, tmp_path, capfd, n, observed, dims, critics, more
 ):  # fmt: skip
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    (file,) = fresh(monkeypatch)
-    monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
-    launches = [Launches(getattr(file, name)) for name in ("_draw", "_terms", "_actor_grad")]
-    for one, name in zip(launches, ("_draw", "_terms", "_actor_grad"), strict=True):
-        monkeypatch.setattr(file, name, one)
-    Case(n, observed, dims, critics, weights=more, steps=more).run(file)
-    for one in launches:
-        ((args, options),) = one
-        assert compiled(one.kernel, args, options).metadata.shared <= 8192
-        said = "".join(capfd.readouterr())
-        assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"], said
+    case, names = Case(n, observed, dims, critics, weights=more, steps=more), ("_draw", "_terms", "_actor_grad")
+    found = launches(monkeypatch, tmp_path, sac, names, case.run)
+    assert [*map(len, found)] == [1, 1, 1]
+    need_no_spills(found, capfd)

@@ -16,12 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
 from rlcli.graphs import host
-from rlcli.kernels import dqn
+from rlcli.kernels.dqn import cpu as dqn
 from rlcli.kernels.ppo import cpu as ppo
 from rlcli.kernels.sac import cpu as sac
 from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.gradient import Autograd, GradientChoice
-from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC, OperatedSAC
+from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC, OperatedDQN, OperatedSAC
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules import (
     IndependentNormal,
@@ -91,13 +91,34 @@ def agree(loss, batch, closed_kind, seed=None):
 @pytest.mark.parametrize("extra", [{}, {"weights": True}, {"steps": True}], ids=["plain", "prioritized", "n-step"])
 @pytest.mark.parametrize("distance", ["l2", "l1", "smooth_l1"])
 @pytest.mark.parametrize("options", [{}, {"double_dqn": True}, {"delay_value": False}], ids=str)
-def test_dqn(space, extra, distance, options):
+@pytest.mark.parametrize("closed", [ClosedDQN, OperatedDQN])
+def test_dqn(closed, space, extra, distance, options, monkeypatch):
+    if closed is OperatedDQN:
+        monkeypatch.setattr(host, "may_ask", lambda x: False)
     actor = build_q_actor(OBSERVED, space, hidden=(32, 160, 160), activation="relu", generator=0).actor[0]
     loss = DQNLoss(actor, loss_function=distance, gamma=0.95, **options)
     shake(*[target for _, target in loss.target_pairs()])
     index = torch.randint(3, (N,))
     action = index if isinstance(space, Categorical) else torch.nn.functional.one_hot(index, 3)
-    agree(loss, columns(action, **extra), ClosedDQN)
+    agree(loss, columns(action, **extra), closed)
+
+
+def test_dqn_of_a_network_that_is_no_plain_stack_and_of_targets_of_another_width(monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    torch.manual_seed(0)
+
+    def net(actions):
+        layers = nn.Sequential(
+            nn.Unflatten(-1, (1, 5)), nn.Conv1d(1, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(12, actions)
+        )
+        return TensorDictModule(layers, ["observation"], ["action_value"])
+
+    loss = DQNLoss(QValueActor(net(3), spec=Categorical(3)), double_dqn=True)
+    batch = columns(torch.randint(3, (N,)))
+    agree(loss, batch, OperatedDQN)
+    loss.target_value_network = QValueActor(net(4), spec=Categorical(4))
+    loss.take_up_networks()
+    refused(ArgumentError, "other actions", lambda: GradientChoice(loss, FlatParameters(loss)).of(batch)(batch))
 
 
 @pytest.mark.parametrize("extra", [{}, {"weights": True}, {"steps": True}], ids=["plain", "prioritized", "n-step"])
@@ -160,8 +181,11 @@ def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
             GradientChoice(loss, flat).of(batch)(batch)
 
 
+@pytest.mark.parametrize("closed", [ClosedDQN, OperatedDQN])
 @pytest.mark.parametrize("double", [False, True])
-def test_the_next_action_is_one_that_its_mask_allows(double):
+def test_the_next_action_is_one_that_its_mask_allows(double, closed, monkeypatch):
+    if closed is OperatedDQN:
+        monkeypatch.setattr(host, "may_ask", lambda x: False)
     net = TensorDictModule(nn.Linear(5, 3), ["observation"], ["action_value"])
     loss = DQNLoss(QValueActor(net, spec=Categorical(3), action_mask_key="legal"), gamma=1.0, double_dqn=double)
     batch = columns(torch.zeros(N, dtype=torch.int64))
@@ -171,7 +195,7 @@ def test_the_next_action_is_one_that_its_mask_allows(double):
     batch[("next", "legal")][0] = False  # as where an episode has ended
     batch[("next", "terminated")][0] = True
     assert ("next", "legal") in loss.in_keys
-    agree(loss, batch, ClosedDQN)
+    agree(loss, batch, closed)
     with torch.no_grad():
         later = net.module(batch[("next", "observation")])[:, 0] * ~batch[("next", "terminated")][:, 0]
         error = (net.module(batch["observation"])[:, 0] - batch[("next", "reward")][:, 0] - later).abs()
@@ -247,7 +271,7 @@ def test_a_loop_tells_the_buffer_of_no_row_that_pads():
     loss, told = DQNLoss(build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0]), {}
     buffer = SimpleNamespace(
         sampler=SimpleNamespace(has_priorities=True),
-        sample=lambda: sample,
+        samples=lambda count: iter([sample] * count),
         update_priority=lambda index, errors: told.update(zip(index.tolist(), errors.tolist(), strict=True)),
     )
     loop = OffPolicy(SimpleNamespace(replay_buffer=buffer, frames=1), Update(loss), 1)

@@ -77,8 +77,15 @@ def test_weights_are_those_of_a_loop_in_plain_torch(gradient, name):
     assert (weights(loss) - expected).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}])
+STEPS = [
+    *((name, options) for name in OPTIMIZERS for options in ({}, {"weight_decay": 0.1}, {"maximize": True})),
+    ("adam", {"amsgrad": True}), ("adamw", {"amsgrad": True}), ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}), ("sgd", {"momentum": 0.9, "dampening": 0.5}),
+    ("rmsprop", {"momentum": 0.9}), ("rmsprop", {"centered": True}), ("rmsprop", {"centered": True, "momentum": 0.9}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), STEPS)
 def test_the_direct_step_has_the_bits_of_torchs_step(name, options):
     torch.manual_seed(0)
     start = torch.randn(50)
@@ -90,10 +97,16 @@ def test_the_direct_step_has_the_bits_of_torchs_step(name, options):
         gradient = torch.randn(50)
         ours.grad.copy_(gradient)
         theirs.grad = gradient
-        fast.step()
+        fast.step(torch.zeros(()) if step > 2 else None)
         slow.step()
         assert torch.equal(ours, theirs)
-    assert set(fast.state_dict()) == set(slow.state[theirs])
+    state = {name: x for name, x in slow.state[theirs].items() if x is not None}
+    assert set(fast.state_dict()) == set(state)
+    assert all(torch.equal(x, state[name]) for name, x in fast.state_dict().items())
+    ours.grad.fill_(float("nan"))
+    fast.step(torch.ones(()))
+    assert torch.equal(ours, theirs)
+    assert all(torch.equal(x, state[name]) for name, x in fast.state_dict().items())
 
 
 # ---- minibatches -------------------------------------------------------------------------------------------
@@ -246,6 +259,9 @@ def test_a_minibatch_that_is_not_finite_moves_nothing(gradient, key):
         ("sgd", {}),
         ("sgd", {"momentum": 0.9}),
         ("sgd", {"momentum": 0.9, "dampening": 0.5}),
+        ("rmsprop", {}),
+        ("rmsprop", {"momentum": 0.9, "eps": 0.1}),
+        ("adam", {"amsgrad": True}),
     ],
 )
 @pytest.mark.parametrize("first", [False, True])

@@ -171,7 +171,11 @@ def test_the_mean_of_an_index_is_refused_and_says_what_to_use() -> None:
         (CategoricalSpec(2, (N, 3)), {}, r"one index or one vector.*Categorical of shape \(3,\)"),
         (Unbounded((N, 2)), {"distribution": "tanh_normal"}, "needs a bounded action.*distribution=normal"),
         (OneHot(3, (N, 3)), {"distribution": "normal"}, "does not fit.*distribution=categorical"),
-        (OneHot(3, (N, 3)), {"distribution": "catgorical"}, "no distribution 'catgorical'.*categorical"),
+        (
+            OneHot(3, (N, 3)),
+            {"distribution": "catgorical"},
+            "'catgorical'.*Did you mean categorical",
+        ),
         (Composite({"a": OneHot(2, (N, 2)), "b": OneHot(2, (N, 2))}, shape=(N,)), {}, "has 2: a, b"),
         (OneHot(3, (N, 3)), {"in_keys": ["observatoin"]}, "Did you mean observation"),
         (OneHot(3, (N, 3)), {"shared": True, "hidden": ()}, "shared trunk needs a hidden layer"),

@@ -104,7 +104,7 @@ def test_orthogonal_layers_have_their_gains() -> None:
 
 
 def test_an_unknown_activation_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"no activation 'rellu'.*Did you mean relu"):
+    with pytest.raises(ConfigError, match=r"unknown activation 'rellu'.*Did you mean relu"):
         activation_class("rellu")
 
 
@@ -210,7 +210,7 @@ def test_auto_picks_a_network_for_what_is_seen() -> None:
         ({"a": VECTOR}, "cnn", "policy=cnn needs an image.*'a'.*policy=mlp"),
         ({"a": Unbounded((2, 3), torch.complex64)}, "auto", "no network here.*'a'.*complex64"),
         ({"a": Unbounded((2, 0))}, "auto", "observation is empty"),
-        ({"a": VECTOR}, "mpl", "no network 'mpl'.*Did you mean mlp"),
+        ({"a": VECTOR}, "mpl", "unknown network 'mpl'.*Did you mean mlp"),
     ],
 )
 def test_observations_that_do_not_fit_are_refused_by_name(leaves, net, message) -> None:

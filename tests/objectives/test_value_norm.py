@@ -128,12 +128,27 @@ def test_a_compiled_network_shows_its_layer_too(options):
     assert norm.layer is network[-1]
 
 
-def test_a_lazy_layer_is_found_once_the_network_was_called():
+def test_a_lazy_layer_is_found_in_the_call_that_makes_it():
     critic = ValueOperator(nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(1)))
     norm = PopArt(critic)
-    refused(ArgumentError, "lazy layers", lambda: estimated(critic, norm))
     estimated(critic, norm)
     assert norm.layer is critic.module[-1]
+
+
+def test_to_find_the_layer_leaves_no_trace():
+    network = nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.5), nn.Linear(1, 1), nn.Linear(1, 1), nn.Identity())
+    critic = ValueOperator(network)
+    before = [x.clone() for x in network[:3].state_dict().values()]
+    norm = PopArt(critic)
+    rows, drawn = rollout(make_actor(), (100,)), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        GAE(gamma=0.9, lmbda=0.9, value_network=critic, value_norm=norm)(rows.clone())
+        drawn.append(torch.rand(()))
+        assert norm.layer is network[3]
+        assert network.training
+        assert all(map(torch.equal, before, network[:3].state_dict().values()))
+    assert drawn[0] == drawn[1]
 
 
 TIED = nn.Linear(4, 4)

@@ -8,7 +8,7 @@ row, and write it to the next one.  Log-probabilities are computed once per batc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from rlcli.specs.dtypes import dtype_name
 from rlcli.vec_envs.noise import Noise
 
 if TYPE_CHECKING:
+    from rlcli.collectors.actors.on_device import OnDevice
     from rlcli.collectors.batch import Columns
 
 Rows = dict[Key, list[Tensor]]
@@ -63,8 +64,13 @@ class BoundActor:
     def end(self, first: int, last: int) -> None:
         """Fill the whole-column outputs of these steps (log-probabilities, encoded actions)."""
 
+    def there(self, steps: int, keys: Container[Key]) -> dict[Key, Tensor]:
+        return {}  # columns `[N, steps, *shape]` that acting left where the batch is to lie
+
 
 class BoundFastActor(BoundActor):
+    on_device: OnDevice | None = None
+
     def __init__(self, actor: FastActor, columns: Columns, lanes: int, states: States) -> None:
         self.actor, self.lanes, self.steps = actor, lanes, columns.steps
         self.data = columns.data
@@ -119,34 +125,37 @@ class BoundFastActor(BoundActor):
         if actor.calls:
             return self._called()
         if not actor.setting.placement.policy_is_elsewhere:
-            return self._in_turn(self.rows)
+            return self.in_turn(self.rows)
         from rlcli.collectors.actors.on_device import OnDevice
 
         given = self.shown | {key: rows[: self.steps] for key, rows in self.states.items()}
         states = [under_next(key) for key in self.states]
         taken = [*(key for key in self.kept if key not in self.scales), *states]
-        if actor.on_device is None or actor.on_device.weights != self.seen:
+        place, on = actor.setting.placement, actor.on_device
+        keeps = place.storing_is_elsewhere and place.storing == place.policy and not self.data.keys().isdisjoint(given)
+        steps = self.steps if keeps else 0
+        if on is None or on.weights != self.seen or on.steps < steps:
             first = {key: rows[0] for key, rows in given.items()}
             written = {key: self.rows[key][0] for key in (*actor.written, *states)}
-            device = actor.setting.placement.policy
-            assert device is not None
-            actor.on_device = OnDevice(device, first, written, taken, self._in_turn, self.seen)
-        return actor.on_device.bind(given, self.rows)
+            assert place.policy is not None
+            on = OnDevice(place.policy, first, written, taken, self.in_turn, self.seen, steps)
+        self.on_device = actor.on_device = on
+        return on.bind(given, self.rows)
 
-    def _in_turn(self, on: Rows) -> Callable[[int], None]:
+    def in_turn(self, on: Rows) -> Callable[[int], None]:
         """Return `run(t)`: the outputs of rows t, stage by stage."""
         runs: list[Callable[[int], None]] = []
-        actor = self.actor
+        actor, elsewhere = self.actor, self.actor.setting.placement.policy_is_elsewhere
         for stage, layers, cells in zip(actor.function.stages, actor.layers, actor.cells, strict=True):
             if cells is not None:
                 x, *before = (on[key] for key in stage.in_keys[:-1])
                 features, *after = (on[key] for key in stage.out_keys)
                 from rlcli.kernels.cells import on_rows as step_on_rows
 
-                runs.append(step_on_rows(cells.weights(), x, before, after, features))
+                runs.append(step_on_rows(cells.weights(), x, before, after, features, on_gpu=elsewhere))
             elif layers is not None:
                 runs.append(on_rows(layers, on[stage.in_keys[0]], on[stage.out_keys[0]]))
-            elif stage.is_plain(LogitMask) and not actor.setting.placement.policy_is_elsewhere:
+            elif stage.is_plain(LogitMask) and not elsewhere:
                 logits, mask = (on[key] for key in stage.in_keys)
                 runs.append(stage.module.on_rows(logits, mask, on[stage.out_keys[0]]))
             elif not stage.is_plain(StateIndependentScale):
@@ -227,6 +236,8 @@ class BoundFastActor(BoundActor):
             )
         self._follow_weights(first)
         self.first = first  # of the steps that noise was drawn for
+        if self.on_device is not None:
+            self.on_device.first = first
         width = self.params[0].shape[-1]
         self.noise: list[np.ndarray] = []
         draws = partial(_of_lane, self.actor.function.family, width)
@@ -258,13 +269,16 @@ class BoundFastActor(BoundActor):
         def act(t: int) -> np.ndarray:
             forward(t)
             if (looks_on and odd(t)) or not isfinite(flat[t].dot(ones)):
-                self._check_odd(t)
+                self.check_odd(t)
             return draw(params[t], noise[t - first], taken[t]) if drawn else mode(params[t], taken[t])
 
         loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
 
-    def _check_odd(self, t: int) -> None:
+    def there(self, steps, keys):
+        return {} if self.on_device is None else self.on_device.rows(steps, keys)
+
+    def check_odd(self, t: int, then: str = "the env was not stepped") -> None:
         """Refuse parameters that are not finite, unless they are masks."""
         draw = self.actor.function
         if draw.family.is_legal(self.param_rows[t]):
@@ -275,7 +289,7 @@ class BoundFastActor(BoundActor):
             if not draw.family.is_legal(tuple(row[lane : lane + 1] for row in self.param_rows[t]))
         )  # fmt: skip
         key = next(k for k, row in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(row[lane]).all())
-        raise not_finite(key, f"step {t} of the batch, env {lane}; the env was not stepped")
+        raise not_finite(key, f"step {t} of the batch, env {lane}; {then}")
 
     def end(self, first, last) -> None:
         actions, data = self.actor.actions, self.data

@@ -134,12 +134,21 @@ class BoundTensorDict(BoundActor):
         )  # fmt: skip
         if place.policy_is_elsewhere:
             assert place.policy is not None
+            self.host = td
             if place.non_blocking and place.policy.type == "cuda":
                 td = td.pin_memory()
             td = td.to(place.policy, non_blocking=place.non_blocking)
             if not place.non_blocking:
                 synchronize(place.policy)
+            self.sent = {key: (x, x._version) for key, x in td.items(True, True) if not x.is_inference()}
         return td
+
+    def _back(self, out: TensorDictBase) -> TensorDictBase:
+        left = [key for key, (x, version) in self.sent.items() if out.get(key, None) is x and x._version == version]
+        back = out.exclude(*left).cpu()  # what it wrote
+        for key in left:
+            back.set(key, self.host.get(key))
+        return back
 
     def act(self, t: int):
         actor = self.actor
@@ -147,7 +156,7 @@ class BoundTensorDict(BoundActor):
         with self.choosing:
             out = call(actor.policy, given, f"step {t} of the batch", first=not actor.tried)
         actor.tried = True
-        self.written = out = out.cpu() if actor.placement.policy_is_elsewhere else out
+        self.written = out = self._back(out) if actor.placement.policy_is_elsewhere else out
         outputs = self._outputs(out, t)
         for key, kind in actor.kinds.items():
             take(key, outputs.get(key), self.rows[key][t], kind, t)

@@ -19,7 +19,9 @@ from rlcli.typed import MOST
 LIST_SIZE = 1000  # objects of a buffer that was given no storage
 
 
-def ring_of(given: Any, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool) -> Any:
+def ring_of(
+    given: Any, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool | Mapping[Key, int]
+) -> Any:
     """Return a `Ring` over the storage that was given, or what stands for one over objects."""
     if given is None:
         from rlcli.data.storages.list_storage import ListStorage
@@ -29,7 +31,7 @@ def ring_of(given: Any, next_obs: str, frame_stack: int | Mapping[Key, int] | No
     if storage.objects:
         from rlcli.data.storages.list_storage import ObjectRing
 
-        options = {"next_obs": next_obs != "auto", "frame_stack": frame_stack is not None, "codes": codes}
+        options = {"next_obs": next_obs != "auto", "frame_stack": frame_stack is not None, "codes": codes is not False}
         if asked := [name for name, given in options.items() if given]:
             raise ArgumentError(
                 f"{', '.join(asked)}: how rows are stored, and a list of objects has no rows", where="storage",

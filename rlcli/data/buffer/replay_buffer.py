@@ -68,8 +68,9 @@ class ReplayBuffer:
         How next observations are kept, see `Ring`.
     frame_stack : int or dict of key to int, optional
         Observations that are stored one frame a row, see `Ring`.
-    codes : bool
-        Small keys are stored in as few bytes as they need, see `Ring`.
+    codes : bool, or dict of key to int
+        Small keys are stored in as few bytes as they need: flags as bits, ids of trajectories not at all. With a dict
+        also keys that have so many values: whole numbers from 0 on, or one-hot vectors; others are refused there.
     shared : bool
         Another process writes (`writer`), this one keeps the rows and samples, and neither waits. Pickled, the
         buffer arrives as its writer.
@@ -97,7 +98,7 @@ class ReplayBuffer:
         generator: torch.Generator | None = None,
         next_obs: str = "auto",
         frame_stack: int | Mapping[Key, int] | None = None,
-        codes: bool = False,
+        codes: bool | Mapping[Key, int] = False,
         shared: bool = False,
     ) -> None:
         self.ring = ring_of(storage, next_obs, frame_stack, codes)
@@ -186,8 +187,11 @@ class ReplayBuffer:
         sampler = self.stream.sampler
         written = self._transforms.write(batch) if self._transforms.parts else batch
         priorities = self._priorities_of(batch, written) if sampler.has_priorities else []
-        rows = self.ring.extend(written)
-        sampler.extended(self.ring, len(rows))
+        cursor = self.ring.cursor
+        try:
+            rows = self.ring.extend(written)
+        finally:  # a commit that the disk refuses leaves them stored
+            sampler.extended(self.ring, (self.ring.cursor - cursor) * self.ring.lanes)
         for part, priority in priorities:
             sampler.update_priority(self.ring, rows[part], priority)
         return rows
@@ -231,6 +235,8 @@ class ReplayBuffer:
             self.sampler.overwritten(self.ring, rows)
             for part, priority in priorities:
                 self.sampler.update_priority(self.ring, rows[part], priority)
+            if self.storage.due():
+                self.storage.commit(self.ring.content)
 
     def empty(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
@@ -261,6 +267,14 @@ class ReplayBuffer:
         if self._noted and (noted := self._noted.get(threading.get_ident())) is not None:
             noted.append(sampled)
         return (sampled.batch, sampled.info) if return_info else sampled.batch
+
+    def samples(self, count: int) -> Iterator[Any]:
+        """What `sample` gives, so many times, where nothing changes between; read together where that is faster."""
+        size, most = self._size(None), self.stream.together if own(self, "sample") else 1
+        while count > 0:
+            number = min(count, most)
+            yield from self.sample(size * number).split(size) if number > 1 else (self.sample(),)
+            count -= number
 
     def drawn(self, size: int, *, ahead: bool = True, info: bool = True) -> Sampled:
         """What `sample` gives, a subclass's own too, with what an iteration or an ensemble has to know of it.

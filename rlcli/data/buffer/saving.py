@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -28,10 +28,6 @@ from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.typed import anything, listed, mapping, record, some
-
-if TYPE_CHECKING:
-    from rlcli.data.codes import CodedRows
-
 
 _STATE = some(
     rows=record(ring=mapping(), columns=anything),
@@ -124,7 +120,6 @@ class HeldRows:
     base: int
     cursor: int
     until: int  # the step up to which the ring may be written
-    coded: CodedRows | None
     rows: np.ndarray
     columns: dict[Key, Tensor]  # stored columns of `rows`, written over until then
 
@@ -135,17 +130,14 @@ class HeldRows:
         over = min(max(0, cursor + spare - steps - base), cursor - base)
         rows = ring.space.rows(base, over)
         columns = ring.storage.gather(rows) if over else {}
-        until, coded = base + steps + over, ring.contents.coded
-        return cls(copied(state), ring.storage, ring.lanes, base, cursor, until, coded, rows, columns)
+        return cls(copied(state), ring.storage, ring.lanes, base, cursor, base + steps + over, rows, columns)
 
     def put_back(self, ring: Ring) -> dict[str, Any]:
         """Put rows that were written over back into the storage, which the ring can then no longer use; `state`."""
         if not self.cursor <= ring.cursor <= self.until:
             raise ArgumentError("rows were overwritten that had not been copied")
         if len(self.rows):
-            ring.storage.scatter(self.rows, ring.contents.as_coded(self.coded, self.columns))
-        if self.coded is not None and ring.contents.coded is not None:
-            self.state["rows"]["ring"]["codes"] = ring.contents.coded.state()  # wider ones may have become necessary
+            ring.storage.scatter(self.rows, self.columns)
         return self.state
 
 

@@ -26,6 +26,8 @@ from rlcli.graphs import host
 from rlcli.graphs.static import sent
 from rlcli.recognise import own
 
+TOGETHER = 8  # samples, at most: each of them takes memory
+
 
 class Sampled(NamedTuple):
     """Hold a sample, what is known beside it, and whether it ends an epoch."""
@@ -145,6 +147,12 @@ class SampleStream:
         if self._lock.closed:
             self._lock.check()
         return self._draw(size) if self._ahead is None else self._ahead.next(size, ahead=ahead)
+
+    @property
+    def together(self) -> int:
+        """Return how many samples are read as one: it saves copies to a device that has the rows, and no others."""
+        there = self._ring.storage.elsewhere and self._ahead is None and self.sampler.even and self._trusted
+        return TOGETHER if there and not self._transforms.parts and self._collate is None else 1
 
     def take_back(self, sampled: Sampled) -> None:
         """Draw the last sample again, after all that is ready was thrown away. Not under the lock."""

@@ -41,7 +41,6 @@ from rlcli.specs.field import Field
 from rlcli.typed import Misfit
 
 _ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded in keys: no key is called this
-Header = Mapping[str, tuple[torch.dtype, list[int]]]
 
 
 def layout_of(batch: TensorDictBase) -> dict[str, Field]:
@@ -83,85 +82,38 @@ def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
 
 def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Field]) -> TensorDictBase:
     """Return the batch that `tensors_of` took apart, laid out by `layout_of`; Misfit: they are not its tensors."""
-    found = {name: (x.dtype, list(x.shape)) for name, x in tensors.items()}
-    tensors = unfolded(expanded(tensors, check_tensors(found, record["batch_size"], layout)), layout)
+    try:
+        batch = _rebuilt(tensors, record, layout)
+        if layout_of(batch) == layout:
+            return batch
+    except Misfit:
+        raise
+    except (ArgumentError, AssertionError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise Misfit(str(error)) from error
+    raise Misfit("it holds other columns than the batches of this folder")
+
+
+def _rebuilt(tensors: Mapping[str, Tensor], record: Record, layout: Mapping[str, Field]) -> TensorDictBase:
+    tensors = unfolded(expanded(tensors, record["batch_size"], layout), layout)
     ends = tensors.pop(_ENDS, None)
     extra = {key_of(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
     named = [n.removeprefix(_AT) for n in tensors if n.startswith(_AT)]
     sparse = {key_of(n): Sparse(tensors.pop(_AT + n), tensors.pop(_FEW + n), nothing_of(key_of(n))) for n in named}
-    for key, places in sparse.items():
-        if len(places.at) and not (int(places.at.min()) >= 0 and int(places.at.max()) < record["frames"]):
+    for key, (at, rows, _) in sparse.items():
+        within = at.shape == rows.shape[:1] and (not len(at) or 0 <= int(at.min()) <= int(at.max()) < record["frames"])
+        if at.dtype is not torch.int64 or not within:
             raise Misfit("rows are named that the batch does not have", show(key))
     batch = TensorDict({}, batch_size=record["batch_size"], names=record["names"])
     for name in sorted(tensors):
         batch.set(key_of(name), tensors[name])
-    try:
-        return unpack(Packed(batch, ends, extra, sparse))
-    except ArgumentError as error:
-        raise Misfit(str(error)) from error
+    return unpack(Packed(batch, ends, extra, sparse))
 
 
-def check_tensors(found: Header, batch_size: list[int], layout: Mapping[str, Field]) -> dict[str, list[int]]:
-    """Return the shape of each named tensor, none compressed; Misfit: by dtypes and shapes they are not of a batch."""
-    plain = {name.removeprefix(LZ4): kind for name, kind in found.items()}
-    shapes, beside = {}, (_AT, WHERE, OLDER)
-    columns = [_parts(name)[2] for name in plain if name != _ENDS and not name.startswith(beside)]
-    for name, (dtype, shape) in found.items():
-        wanted, shapes[name] = _form(name.removeprefix(LZ4), plain, batch_size, layout)
-        fits = (dtype, shape) == (wanted, shapes[name])
-        if not (wanted is dtype is torch.uint8 and len(shape) == 1 if name.startswith(LZ4) else fits):
-            raise Misfit(f"{wanted} {shapes[name]} was expected, found {dtype} {shape}", name)
-    if missing := [name for name in layout if name not in columns]:
-        raise Misfit(f"{', '.join(missing)} is missing")
-    if len(columns) > len(layout) or len(plain) < len(found):
-        raise Misfit(f"a column is there twice: {', '.join(sorted(columns))}")
-    return shapes
-
-
-def _form(
-    name: str, found: Header, batch_size: list[int], layout: Mapping[str, Field]
-) -> tuple[torch.dtype, list[int]]:  # fmt: skip
-    """Return dtype and shape of an uncompressed tensor of this name among those that are `found`."""
-
-    def rows_of(mark: str) -> list[int]:
-        if mark not in found:
-            raise Misfit("what belongs to it is missing", name)
-        return (found[mark][1] or [0])[:1]
-
-    for mark, beside in _BESIDE.items():
-        if name.startswith(mark) and any(other + name.removeprefix(mark) not in found for other in beside):
-            raise Misfit("what belongs to it is missing", name)
-    if name == _ENDS:
-        return torch.int32, rows_of(name)
-    for mark, dtype in _PLACES.items():
-        if name.startswith(mark):
-            return dtype, rows_of(name)
-    (fold, column, key), lead = _parts(name), batch_size
-    if key not in layout:
-        raise Misfit("the batches of this folder have no such key", name)
+def _layout_name(column: str) -> str:
+    """Return the name in a layout of what a column stands for, or has other rows of."""
     if column.startswith(_EXTRA):
-        if _ENDS not in found or key.removeprefix(f"{NEXT}/") not in layout:
-            raise Misfit("its ends or its observations are missing", name)
-        lead = rows_of(_ENDS)
-    elif column.startswith(_FEW):
-        lead = rows_of(_AT + key)
-    shape, dtype = layout[key]
-    if fold and (dtype not in _INDEX or len(shape) != 1 if fold == HOT else len(shape) < 2):
-        raise Misfit(f"it stands for no rows of {dtype} {list(shape)}", name)
-    if fold == HOT:
-        return _INDEX[dtype], lead
-    if fold == OLDER:
-        return dtype, [*rows_of(WHERE + column), shape[0] - 1, *shape[1:]]
-    return dtype, [*lead, *shape[fold == FRAME :]]
-
-
-def _parts(name: str) -> tuple[str, str, str]:
-    """Return how a tensor is folded, the column that it stands for or has other rows of, and its name in a layout."""
-    fold = next((mark for mark in (HOT, FRAME, OLDER) if name.startswith(mark)), "")
-    column = name.removeprefix(fold)
-    if column.startswith(_EXTRA):
-        return fold, column, under_next_name(column.removeprefix(_EXTRA))
-    return fold, column, column.removeprefix(_FEW)
+        return under_next_name(column.removeprefix(_EXTRA))
+    return column.removeprefix(_FEW)
 
 
 def name_of(key: Key) -> str:
@@ -185,8 +137,6 @@ _INDEX = {torch.uint8: torch.int16, torch.int16: torch.int16, torch.int32: torch
 _FEWEST = 16  # values of a choice that is worth it
 _DEEPEST = 64  # frames of a stack
 _LEAST, _MOST = 1 << 10, 1 << 30  # bytes that are compressed together
-_PLACES = {_AT: torch.int64, WHERE: torch.int32}  # of rows, `[E]`
-_BESIDE = {_AT: (_FEW,), _FEW: (_AT,), FRAME: (WHERE, OLDER), WHERE: (FRAME,), OLDER: (FRAME, WHERE)}  # never alone
 
 
 def folded(name: str, x: Tensor, batch: torch.Size) -> dict[str, Tensor]:
@@ -220,7 +170,7 @@ def compressed(name: str, x: Tensor) -> tuple[str, Tensor]:
     return LZ4 + name, torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
-def expanded(tensors: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
+def expanded(tensors: Mapping[str, Tensor], batch: list[int], layout: Mapping[str, Field]) -> dict[str, Tensor]:
     """Return the tensors of a file, none compressed; Misfit: bytes that are not what was compressed."""
     if not any(name.startswith(LZ4) for name in tensors):
         return dict(tensors)
@@ -231,28 +181,37 @@ def expanded(tensors: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> 
             "these frames are compressed with lz4, which is not here", fix=install("compressed")
         ) from None
     out = {}
-    for name, x in tensors.items():
-        if not name.startswith(LZ4):
-            out[name] = x
+    for packed, x in tensors.items():
+        name = packed.removeprefix(LZ4)
+        if name in out:
+            raise Misfit("it is there twice", name)
+        out[name] = x
+        if name == packed:
             continue
-        shape = shapes[name]
+        column = name.removeprefix(FRAME).removeprefix(OLDER)
+        shape = layout[_layout_name(column)].shape
+        if name.startswith(OLDER):
+            shape = (len(tensors[WHERE + column]), shape[0] - 1, *shape[1:])
+        else:
+            shape = (*([len(tensors[_ENDS])] if column.startswith(_EXTRA) else batch), *shape[name.startswith(FRAME) :])
         try:
             made = lz4.block.decompress(x.numpy(), uncompressed_size=math.prod(shape))
         except (lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
-            raise Misfit(str(error), name) from error
-        if len(made) != math.prod(shape):
-            raise Misfit(f"{math.prod(shape)} bytes were expected, found {len(made)}", name)
-        out[name.removeprefix(LZ4)] = torch.frombuffer(bytearray(made), dtype=torch.uint8).reshape(shape)
+            raise Misfit(str(error), packed) from error
+        out[name] = torch.frombuffer(bytearray(made), dtype=torch.uint8).reshape(shape)
     return out
 
 
 def unfolded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field]) -> dict[str, Tensor]:
-    """Return the columns that tensors stand for which `check_tensors` has seen; Misfit: an index or row is none."""
-    out = {}
+    """Return the columns that tensors stand for; Misfit: an index or row is none, or a column is there twice."""
+    out: dict[str, Tensor] = {}
+    folds = [name.removeprefix(HOT).removeprefix(FRAME) for name in tensors if not name.startswith((WHERE, OLDER))]
+    if len(set(folds)) < len(folds):
+        raise Misfit(f"a column is there twice: {', '.join(sorted(folds))}")
     for name, x in tensors.items():
         if name.startswith(HOT):
             name = name.removeprefix(HOT)
-            (count,), wanted = layout[_parts(name)[2]]
+            (count,), wanted = layout[_layout_name(name)]
             places = x.reshape(-1, 1).long()
             if places.numel() and not (int(places.min()) >= -1 and int(places.max()) < count):
                 raise Misfit(f"an index is none of {count}", HOT + name)

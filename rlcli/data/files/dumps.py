@@ -11,11 +11,12 @@ disk gives its full segments: only what is new is written. No pickle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from rlcli.data.fields import check_fit
@@ -133,14 +134,20 @@ def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool =
     if isinstance(saved, tuple):
         ring.take_over(contents, cut=cut, here=True)
         return
+    coded = contents.coded
+    if ring.storage.elsewhere:  # no pass of the host unpacks rows there
+        contents.coded = None
+
+    def plain(first: int, columns: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+        if coded is None or contents.coded is not None or not columns:
+            return columns
+        rows = np.arange(first, first + len(next(iter(columns.values())))) % contents.space.size
+        return coded.unpack(columns, rows, contents.index)
+
     try:
         ring.take_over(contents, cut=cut)
-        if isinstance(saved, SavedRows):
-            saved.fill(ring.storage)
-        else:
-            _write(ring, saved)
-        if ring.storage.elsewhere:
-            contents.keep_unpacked()
+        for first, columns in saved if isinstance(saved, SavedRows) else _in_order(ring, saved):
+            ring.storage.write(first, plain(first, columns))
         ring.storage.commit(ring.content)
     except BaseException:
         ring.clear(fields=True)
@@ -157,15 +164,14 @@ def resume(ring: Ring) -> bool:
     return saved is not None
 
 
-def _write(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
-    """Write the live rows of a ring whose state was just taken over, given in the order of their row numbers."""
-    storage, live = ring.storage, (ring.cursor - ring.base) * ring.lanes
-    first = ring.base * ring.lanes
-    cut = max(0, live - (storage.capacity - first % storage.capacity))  # from row 0 on lie the newest
+def _in_order(ring: Ring, columns: Mapping[Key, Tensor]) -> Iterator[tuple[int, dict[Key, Tensor]]]:
+    """Yield the live rows, given in the order of their row numbers, from the oldest on, with the first's number."""
+    first, live = ring.base * ring.lanes, len(ring)
+    cut = max(0, live - (ring.storage.capacity - first % ring.storage.capacity))  # from row 0 on lie the newest
     if live:
-        storage.write(first, {key: column[cut:] for key, column in columns.items()})
+        yield first, {key: column[cut:] for key, column in columns.items()}
     if cut:
-        storage.write(first + live - cut, {key: column[:cut] for key, column in columns.items()})
+        yield first + live - cut, {key: column[:cut] for key, column in columns.items()}
 
 
 def _newest(folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -236,11 +236,6 @@ class SavedRows:
         parts = [columns for _, columns in self]
         return {key: torch.cat([part[key] for part in parts]) for key in self.fields} if parts else {}
 
-    def fill(self, storage: Storage) -> None:
-        """Write them where they belong, to a storage of the same columns."""
-        for number, columns in self:
-            storage.write(number, columns)
-
 
 def _plan(ring: LiveRows) -> Iterator[tuple[int, int, int]]:
     """Yield (file number, first step, one past the last) of every file."""

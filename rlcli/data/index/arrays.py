@@ -114,12 +114,7 @@ class IndexArrays:
         larger = np.concatenate((self.slots, np.empty(slots - len(self.slots), np.int64)))
         self.pool.grow(slots)
         self.slots = larger
-        self.find_pool()
-
-    def find_pool(self) -> None:
-        """Note where the pool lies, after it was copied or its slots took another form."""
-        if self.pool is not None:
-            self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.memory.ctypes.data, self.pool.slot_width
+        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.memory.ctypes.data, self.pool.slot_width
 
     # ---- for `remark`, where rows are stored already -----------------------------------------------------------
     def begin(self, other: IndexArrays) -> None:

@@ -213,11 +213,10 @@ class TrajectoryIndex(IndexArrays):
         Raises
         ------
         ArgumentError
-            Nothing is stored, or no trajectory is long enough.
+            No trajectory is long enough.
         """
         left, right = check_request(slice_len, count, span, weighting)
-        if not self.cursor:
-            raise ArgumentError("nothing was stored yet, so no slice can be drawn")
+        assert self.cursor  # whoever samples has looked
         least, by_rows = slice_len if strict else 1, weighting == "transition"
         rows, sizes = np.empty(count * slice_len, np.int64), np.empty(count, np.int64)
         fails = np.zeros(2, np.int64)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows, Successors
 from rlcli.keys import DONE, TRAJ_IDS, Key, delta_key, kept_key, scale_key, under_next
+from rlcli.specs import Categorical, MultiCategorical, OneHot, TensorSpec
 from rlcli.specs.field import CODED, NONE, OWN, PASS, SHARED, SPARSE, Field, Fields
 
 KEEPS = {"full": OWN, "exact": SHARED, "compact": NONE, "delta": CODED}  # mode -> how next observations are kept
@@ -81,6 +82,22 @@ def overflows(fields: Mapping[Key, Field], mode: str, code: torch.dtype) -> Fiel
     """Return columns for next observations that no difference can stand for."""
     coded = {key: field for key, field in fields.items() if next_in(field, mode) == CODED}
     return {kept_key(key): Field(*field) for key, field in coded.items() if _saves(field, code)}
+
+
+def choices_of(spec: TensorSpec) -> int | None:
+    """Return how many values there are: of a one-hot vector as many as it has numbers, of indices another number."""
+    if isinstance(spec, OneHot):
+        return spec.n
+    if not isinstance(spec, Categorical | MultiCategorical):
+        return None
+    most = spec.n if isinstance(spec, Categorical) else max(spec.nvec)
+    return most + (spec.shape[-1:] == (most,))
+
+
+def counts_of(fields: Mapping[Key, Field]) -> dict[Key, int]:
+    """Return how many values keys have, and their next ones, that are a choice among some."""
+    known = {key: field.choices for key, field in fields.items() if field.choices}
+    return known | {under_next(key): n for key, n in known.items()}
 
 
 def build_full(

@@ -19,6 +19,7 @@ from torch import Tensor
 from rlcli.data.next_obs.rows import Rows, Successors, is_sparse
 from rlcli.data.next_obs.sparse import Sparse, sparse_of, sparse_rows
 from rlcli.errors import ArgumentError
+from rlcli.graphs.static import sent
 from rlcli.keys import NEXT, Key, as_tuple, under_next, unravel
 
 
@@ -78,15 +79,41 @@ def unpack(packed: Packed) -> TensorDictBase:
     return _lazy(packed, None if packed.ends is None else Successors.checked(packed.batch.shape, packed.ends))
 
 
-def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: bool = False) -> TensorDictBase:
-    """The batch on `device`, where each observation is held once as before."""
+def move(
+    batch: TensorDictBase, device: torch.device | str, *, non_blocking: bool = False,
+    there: Mapping[Key, Tensor] = MappingProxyType({}),
+) -> TensorDictBase:  # fmt: skip
+    """The batch on `device`, where each observation is held once as before.
+
+    `there`: columns of it that lie on the device already; all else is then sent by one copy.
+    """
     packed = pack(batch)
+    if there:
+        return _sent(packed, torch.device(device), there)
     ends = None if packed.ends is None else packed.ends.to(device, non_blocking=non_blocking)
     extra = {key: x.to(device, non_blocking=non_blocking) for key, x in packed.extra.items()}
     sparse = {key: rows.to(device, non_blocking=non_blocking) for key, rows in packed.sparse.items()}
     moved = Packed(packed.batch.to(device, non_blocking=non_blocking), ends, extra, sparse)
     # these ends were right before: looking at them again would make the host wait for the copy
     return _lazy(moved, None if ends is None else Successors(batch.shape, ends))
+
+
+def _sent(packed: Packed, device: torch.device, there: Mapping[Key, Tensor]) -> TensorDictBase:
+    batch = packed.batch.copy()
+    columns: dict[tuple, Tensor] = {("own", key): x for key, x in _leaves(batch).items() if unravel(key) not in there}
+    columns |= {("extra", key): x for key, x in packed.extra.items()}
+    if packed.ends is not None:
+        columns["ends",] = packed.ends
+    for key, few in packed.sparse.items():
+        columns |= {("at", key): few.at, ("rows", key): few.rows}
+    # each as if it had memory of its own, or a write to one would be one to the rows that others are read through
+    got = {name: x.data for name, x in sent(columns, device).items()}
+    for key in _leaves(batch):
+        batch.set(key, there[unravel(key)] if unravel(key) in there else got["own", key])
+    extra = {key: got["extra", key] for key in packed.extra}
+    sparse = {key: Sparse(got["at", key], got["rows", key], few.nothing) for key, few in packed.sparse.items()}
+    ends = Successors(batch.shape, got["ends",]) if packed.ends is not None else None
+    return _lazy(Packed(batch.to(device), None, extra, sparse), ends)
 
 
 def full_next_obs(batch: TensorDictBase) -> TensorDictBase:

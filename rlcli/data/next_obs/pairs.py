@@ -7,7 +7,7 @@ little.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
 from rlcli.specs.field import Field
 
 _NO_INDEX = np.empty(0, np.int32)
-_PLACE = Field((), torch.int32)
 _FEW = 100  # rows of which nothing can be said
 
 
@@ -43,13 +42,11 @@ class Pairs:
     These lie in slots of plain memory, `slot_width` bytes each, one packed row of all keys a slot.
     """
 
-    def __init__(self, fields: Mapping[Key, Field], choices: Collection[Key] = ()) -> None:
-        # of `choices`, keys of one-hot rows, a slot holds the index, int32
-        self.fields, self.choices = dict(fields), frozenset(choices)
+    def __init__(self, fields: Mapping[Key, Field]) -> None:
+        self.fields = dict(fields)
         self.keys: list[Key] = list(fields)
         self.nexts: list[Key] = [under_next(key) for key in fields]
-        kept = [_PLACE if key in self.choices else field for key, field in self.fields.items()]
-        self.widths = np.array([field.width for field in kept], np.int64)  # int64 [K]: bytes of a key
+        self.widths = np.array([field.width for field in self.fields.values()], np.int64)  # int64 [K]: bytes of a key
         self.slot_width = int(self.widths.sum())
         self.offsets = np.cumsum(self.widths) - self.widths  # int64 [K]: where it begins in a slot
         self.memory = np.empty((0, self.slot_width), np.uint8)
@@ -57,30 +54,20 @@ class Pairs:
         self.table[3], self.table[4] = self.widths, self.offsets
         self.batch: list[Tensor] = []  # whose memory the table points at
 
-    def point(
-        self, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int
-    ) -> tuple[int, np.ndarray] | None:
-        """Note addresses of `columns` `[N, *F]` and next ones in `given`; return form and places, None: not one-hot."""
+    def point(self, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int) -> tuple[int, np.ndarray]:
+        """Note addresses of `columns` `[N, *F]` and next ones in `given`; return form and places."""
         if not self.keys:
             return 0, _NO_INDEX
         roots = [_on_cpu(columns[key]) for key in self.keys]
         found = [given[key] for key in self.nexts]
         self.table[0] = [root.data_ptr() for root in roots]
         self.batch = roots
-        shared = None if self.choices else _shared(found, roots, count)
-        if shared is None:
-            plain = []
-            for k, (key, x, field) in enumerate(zip(self.keys, found, self.fields.values(), strict=True)):
-                if key not in self.choices:
-                    plain.append(_on_cpu((x.full() if isinstance(x, Rows) else x).reshape(count, *field.shape)))
-                    continue
-                root, after = indices_of(roots[k]), _next_indices(x, field)
-                if root is None or after is None:
-                    return None
-                plain.append(after)
-                self.batch.append(root)
-                self.table[0, k] = root.data_ptr()
-            self.batch += plain
+        if (shared := _shared(found, roots, count)) is None:
+            plain = [
+                (x.full() if isinstance(x, Rows) else x).reshape(count, *f)
+                for x, (f, _) in zip(found, self.fields.values(), strict=True)
+            ]
+            self.batch += (plain := list(map(_on_cpu, plain)))
             self.table[1] = [x.data_ptr() for x in plain]
             return 0, _NO_INDEX
         form, where = shared
@@ -100,32 +87,18 @@ class Pairs:
 
     def pack(self, columns: Mapping[Key, Tensor]) -> np.ndarray:
         """Return the rows of all keys in slots of their own, uint8 ``[N, slot_width]``."""
-        parts = []
-        for key in self.fields:
-            column = indices_of(columns[key]) if key in self.choices else columns[key]
-            assert column is not None  # `Contents.fit` has looked
-            parts.append(bytes_of(column))
+        parts = [bytes_of(columns[key]) for key in self.fields]
         return torch.cat(parts, 1).numpy() if parts else np.empty((0, 0), np.uint8)
 
     def column(self, key: Key, slots: np.ndarray) -> Tensor:
         """Return what these slots hold of a key, `[N, *F]`."""
         k, field = self.keys.index(key), self.fields[key]
         part = np.ascontiguousarray(self.memory[slots, self.offsets[k] : self.offsets[k] + self.widths[k]])
-        if key not in self.choices:
-            return torch.from_numpy(part).view(field.dtype).view(len(slots), *field.shape)
-        places = torch.from_numpy(part).view(torch.int32).view(-1, 1).long()
-        out = torch.zeros((len(slots), *field.shape), dtype=field.dtype)
-        return out.scatter_(1, places.clamp(0, field.shape[0] - 1), (places >= 0).to(field.dtype))
-
-    def whole(self) -> Pairs:
-        """Return the same slots without choices: rows are kept as they are."""
-        pairs, slots = Pairs(self.fields), np.arange(len(self.memory))
-        pairs.memory = pairs.pack({key: self.column(key, slots) for key in self.fields})
-        return pairs
+        return torch.from_numpy(part).view(field.dtype).view(len(slots), *field.shape)
 
     def patch(self, places: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
         """Write slot s over row i of every column wherever ``places[i] == -1 - s``."""
-        plain = {key: column for key, column in columns.items() if key not in self.choices and column.is_cpu}
+        plain = {key: column for key, column in columns.items() if column.is_cpu}
         if plain:
             chosen = [self.keys.index(key) for key in plain]
             targets = np.array([column.data_ptr() for column in plain.values()], np.int64)
@@ -143,17 +116,6 @@ def indices_of(rows: Tensor) -> Tensor | None:
     if bool((ones.sum(1) > 1).any()) or bool((rows[ones] != 1).any()):
         return None
     return torch.where(ones.any(1), ones.to(torch.uint8).argmax(1), -1).to(torch.int32)
-
-
-def _next_indices(column: Tensor, field: Field) -> Tensor | None:
-    """Return `indices_of` next observations; lazy ones are not expanded."""
-    if not isinstance(column, Rows):
-        return indices_of(column.reshape(-1, *field.shape))
-    column.check()
-    parts = [indices_of(part.reshape(-1, *field.shape)) for part in (column.obs, column.extra)]
-    if parts[0] is None or parts[1] is None:
-        return None
-    return torch.cat(parts)[column.index.reshape(-1).long()]  # type: ignore[arg-type]
 
 
 def _shared(found: Sequence[Tensor], roots: Sequence[Tensor], count: int) -> tuple[int, np.ndarray] | None:

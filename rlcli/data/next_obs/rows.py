@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from rlcli.data.next_obs.structural import JOINS, RULES, joined
+from rlcli.data.next_obs.structural import RULES
 from rlcli.errors import ArgumentError
 from rlcli.keys import DELTA_KEPT, NEXT, Key, as_tuple
 
@@ -284,8 +284,6 @@ def _wrap(
 def _stay_lazy(func: Any, args: tuple, kwargs: dict) -> Any:
     """Return the answer as `Rows`, or None where the operation must gather."""
     rows = args[0] if args else None
-    if func in JOINS:
-        return _join(func, *args, **kwargs)
     if not isinstance(rows, Rows):
         return None
     if func in (aten.detach.default, aten.alias.default, aten.lift_fresh.default):
@@ -299,20 +297,6 @@ def _stay_lazy(func: Any, args: tuple, kwargs: dict) -> Any:
     if isinstance(index, list):
         return [rows._at(i) for i in index]
     return None if index is None else rows._at(index)
-
-
-def _join(func: Any, tensors: list[Tensor], dim: int = 0) -> Rows | None:
-    first = tensors[0]
-    if not isinstance(first, Rows) or not all(isinstance(x, Rows) and _alike(x, first) for x in tensors):
-        return None
-    index = joined(func, [x.index for x in tensors if isinstance(x, Rows)], first.extra.shape[1:], dim)
-    return None if index is None else first._at(index)
-
-
-def _alike(a: Rows, b: Rows) -> bool:
-    """Say whether two index the same memory, as it was at the same time, by as many dims."""
-    same = a.obs is b.obs and a.extra is b.extra and a._versions == b._versions
-    return same and a.index.ndim == b.index.ndim
 
 
 @cache

@@ -36,32 +36,14 @@ def _view(index: Tensor, feature: Feature, shape: Sequence[int]) -> Answer:
     return index.reshape(lead)
 
 
-def _expand(index: Tensor, feature: Feature, shape: Sequence[int], *, implicit: bool = False) -> Answer:
-    lead, tail = _split(shape, feature)
-    if any(n not in (-1, size) for n, size in zip(tail, feature, strict=True)):
-        return None
-    return index.expand(lead)
-
-
 def _index(index: Tensor, feature: Feature, places: Sequence[Tensor | None]) -> Answer:
     used = sum(p.ndim if p is not None and p.dtype in (torch.bool, torch.uint8) else 1 for p in places)
     return aten.index.Tensor(index, places) if used <= index.ndim else None
 
 
-def _permute(index: Tensor, feature: Feature, dims: Sequence[int]) -> Answer:
-    whole = index.ndim + len(feature)
-    dims = [d % whole for d in dims]
-    kept = dims[index.ndim :] == list(range(index.ndim, whole))
-    return index.permute(dims[: index.ndim]) if kept else None
-
-
 def _unsqueeze(index: Tensor, feature: Feature, dim: int) -> Answer:
     dim = dim + index.ndim + len(feature) + 1 if dim < 0 else dim
     return index.unsqueeze(dim) if 0 <= dim <= index.ndim else None
-
-
-def _squeeze(index: Tensor, feature: Feature) -> Answer:
-    return None if 1 in feature else index.squeeze()
 
 
 def _along(func: Any, *places: int) -> Rule:
@@ -70,11 +52,9 @@ def _along(func: Any, *places: int) -> Rule:
     def rule(index: Tensor, feature: Feature, *args: Any) -> Answer:
         given = [*args, *[0] * (max(places) + 1 - len(args))]
         for place in places:
-            dims = given[place]
-            inside = [_batch_dim(index, feature, d) for d in ([dims] if isinstance(dims, int) else dims)]
-            if None in inside:
+            if (dim := _batch_dim(index, feature, given[place])) is None:
                 return None
-            given[place] = inside[0] if isinstance(dims, int) else inside
+            given[place] = dim
         return func(index, *given)
 
     return rule
@@ -84,29 +64,14 @@ RULES: dict[Any, Rule] = {
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.reshape.default: _view,
-    aten.expand.default: _expand,
     aten.index.Tensor: _index,
-    aten.permute.default: _permute,
     aten.unsqueeze.default: _unsqueeze,
-    aten.squeeze.default: _squeeze,
     aten.transpose.int: _along(aten.transpose.int, 0, 1),
     aten.split.Tensor: _along(aten.split.Tensor, 1),
     aten.split_with_sizes.default: _along(aten.split_with_sizes.default, 1),
 }
-_BY_DIM = aten.select.int, aten.slice.Tensor, aten.unbind.int, aten.index_select.default
-RULES |= {func: _along(func, 0) for func in (*_BY_DIM, aten.squeeze.dim, aten.squeeze.dims, aten.flip.default)}
-
-
-def joined(kind: Any, indices: Sequence[Tensor], feature: Feature, dim: int = 0) -> Tensor | None:
-    """Return the index of a `cat` or `stack` of rows of one pool; None where it reaches into the features."""
-    if kind is aten.stack.default:
-        dim = dim + indices[0].ndim + len(feature) + 1 if dim < 0 else dim
-        return torch.stack(list(indices), dim) if 0 <= dim <= indices[0].ndim else None
-    inside = _batch_dim(indices[0], feature, dim)
-    return None if inside is None else torch.cat(list(indices), inside)
-
-
-JOINS = (aten.cat.default, aten.stack.default)
+for _by_dim in (aten.select.int, aten.slice.Tensor, aten.unbind.int, aten.index_select.default):
+    RULES[_by_dim] = _along(_by_dim, 0)
 
 
 def _split(shape: Sequence[int], feature: Feature) -> tuple[list[int], list[int]]:

@@ -10,25 +10,22 @@ rows are plain.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import bytes_of, listed_fields
+from rlcli.data.fields import listed_fields
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.next_obs.pairs import Pairs, indices_of
+from rlcli.data.next_obs.pairs import Pairs
 from rlcli.data.ring.layout import RingLayout
 from rlcli.data.ring.space import RingSpace
 from rlcli.data.storages.storage import PlainColumns, Storage
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.kernels.codes import ONE_HOT
-from rlcli.keys import Key, as_tuple, show, under_next, unravel
-from rlcli.processes.process import uninterrupted
+from rlcli.keys import Key, as_tuple, show, unravel
 from rlcli.specs.field import Field
 from rlcli.typed import Misfit
 
@@ -47,7 +44,6 @@ class Contents:
             raise ArgumentError(
                 "the storage is smaller than one step of all envs", why=f"max_size {storage.max_size}, {lanes} envs"
             )
-        self.choices: list[Key] = []  # one-hot observations, whose next ones are kept as indices
         self.index: TrajectoryIndex  # which rows belong together; its `pool` are the pairs, if there are any
         self.pairs: Pairs  # observations and next ones, as the index compares them, and those that are no row's
         self.space = RingSpace(storage.max_size // lanes, lanes)
@@ -63,41 +59,22 @@ class Contents:
             }
             self.stored |= {key: stack.frame for key, stack in self.stacks.items()}
         self.coded: CodedRows | None = None  # how small keys are packed, if they are
-        self.relaid = 0  # how often a value did not fit its code, and all rows were laid out anew
         self.sparse: SparseColumns | None = None  # columns that hold something in few rows
         self.unfollowed: tuple[int, int] | None = (0, 0)  # see `count_unfollowed`
 
     def new_index(self, layout: RingLayout) -> tuple[TrajectoryIndex, Pairs]:
         """Return an empty index of such rows, and what it reads from."""
-        pairs = Pairs({key: layout.fields[key] for key in layout.observations}, self.choices)
+        pairs = Pairs({key: layout.fields[key] for key in layout.observations})
         pool, has_ids = pairs if pairs.keys else None, layout.markers.traj_key is not None
         space = self.space
         return TrajectoryIndex(space.steps, space.lanes, has_ids=has_ids, pool=pool, exact=layout.exact), pairs
 
     def pack_by(self, codes: Sequence[Code]) -> None:
-        """Pack keys by these codes, next observations of one-hot ones as indices; before the first row."""
-        if not codes:
-            return
-        from rlcli.data.codes import CodedRows
+        """Pack keys by these codes, before the first row."""
+        if codes:
+            from rlcli.data.codes import CodedRows
 
-        self.coded, fields = CodedRows(self.stored, codes), self.layout.fields
-        hot = {code.key for code in codes if code.kind == ONE_HOT and not fields[code.key].dtype.is_floating_point}
-        self.choices = [key for key in self.layout.observations if key in hot and fields[key].width > 4]
-        if self.choices:
-            self.index, self.pairs = self.new_index(self.layout)
-
-    def keep_whole(self) -> None:
-        """Keep next observations as they are from now on: one is not one-hot."""
-        self.choices = []
-        self.pairs = self.index.pool = self.pairs.whole()
-        self.index.find_pool()
-
-    def fit(self, columns: Mapping[Key, Tensor]) -> None:
-        """Keep next observations whole if rows ``[N, *F]`` about to be written are not all one-hot."""
-        for key in self.choices:
-            if any(indices_of(columns[each]) is None for each in (key, under_next(key))):
-                self.keep_whole()
-                return
+            self.coded = CodedRows(self.stored, codes)
 
     @property
     def codes(self) -> tuple[Code, ...]:
@@ -209,72 +186,6 @@ class Contents:
             return self.storage.gathered(rows, keys)
         return self.coded.gather(self.storage, rows, self.index, keys)
 
-    # ---- codes -------------------------------------------------------------------------------------------------
-    def pack(self, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Return columns ``[N, *F]`` as they are stored, before they are written.
-
-        A value that its code cannot hold changes the code, and all rows are laid out anew; ResourceError: there is no
-        room for that, and nothing has changed.
-        """
-        assert self.coded is not None
-        packed, misfit = self.coded.pack(columns)
-        if misfit is None:
-            return packed
-        coded = self.coded
-        while misfit is not None:
-            coded = coded.wider(misfit, columns[misfit.key])
-            packed, misfit = coded.pack(columns)
-        self._lay_out_anew(coded)
-        self.relaid += 1
-        return packed
-
-    def keep_ids(self, traj_key: Key | None) -> None:
-        """Store the ids that the index alone knows, before `traj_key` is what tells trajectories apart."""
-        if self.coded is not None and (coded := self.coded.with_ids(traj_key)) is not None:
-            self._lay_out_anew(coded, self.index)
-
-    def keep_unpacked(self) -> None:
-        """Store small keys as they are, for a storage whose rows no pass of the host unpacks."""
-        if self.coded is not None:
-            from rlcli.data.codes import CodedRows
-
-            self._lay_out_anew(CodedRows(self.coded.fields, ()), self.index)
-            self.coded = None
-
-    def _lay_out_anew(self, coded: CodedRows, index: TrajectoryIndex | None = None) -> None:
-        from rlcli.data.codes import relay
-
-        assert self.coded is not None
-        before, self.coded = self.coded, coded  # the state that is kept speaks of the new codes already
-        with uninterrupted():
-            try:
-                relay(self.storage, before, coded, self.first, len(self), index, self.encoded)
-            except BaseException:
-                self.coded = before
-                raise
-
-    # ---- a write that is taken back ----------------------------------------------------------------------------
-    def before(self, rows: np.ndarray | None = None) -> Callable[[], None]:
-        """Return what brings back all of this as it is now, with `rows` (int64 `[N]`) about to be written over."""
-        changing = ("index", "pairs", "stacks", "sparse", "choices", "unfollowed")
-        kept, coded = copy.deepcopy({name: getattr(self, name) for name in changing}), self.coded
-        written_over = None if rows is None else self.storage.gather(rows)
-
-        def bring_back() -> None:
-            vars(self).update(kept)
-            self.index.find_pool()
-            self.storage.take_back(self.index.cursor * self.space.lanes)
-            if rows is not None and written_over is not None:
-                columns, now = self.as_coded(coded, written_over), self.storage.gather(rows)
-                if any(not torch.equal(bytes_of(column), bytes_of(now[key])) for key, column in columns.items()):
-                    self.storage.scatter(rows, columns)  # they were written, so the disk is not asked again
-
-        return bring_back
-
-    def as_coded(self, before: CodedRows | None, columns: dict[Key, Tensor]) -> dict[Key, Tensor]:
-        """Return columns that were stored as the codes `before` say, as they are stored now."""
-        return columns if before is None or self.coded is None else self.coded.recoded(before, columns)
-
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Return all but the storage's columns: tensors, and plain values that JSON can hold."""
@@ -310,8 +221,6 @@ class Contents:
         for (_, _, mine), stacks in zip(state["stacks"], self.stacks.values(), strict=True):
             stacks.load_state_dict(mine)
         slots = state["slots"].numpy()
-        if self.choices and slots.shape[1] != self.pairs.slot_width:
-            self.keep_whole()  # saved before there were choices
         if self.pairs.keys and slots.shape[1] != self.pairs.slot_width:
             raise Misfit(f"slots have {slots.shape[1]} bytes, {self.pairs.slot_width} are needed")
         check_index(state["index"], self.space.lanes, len(slots))

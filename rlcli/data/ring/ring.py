@@ -55,7 +55,7 @@ class Ring:
         *,
         next_obs: str = "auto",
         frame_stack: int | Mapping[Key, int] | None = None,
-        codes: bool = False,
+        codes: bool | Mapping[Key, int] = False,
     ) -> None:
         arguments.choice("next_obs", next_obs, ("auto", "exact", "full"))
         for frames in frame_stack.values() if isinstance(frame_stack, Mapping) else [frame_stack]:
@@ -186,12 +186,13 @@ class Ring:
         contents = self.contents
         if markers == self.markers:
             return
-        contents.keep_ids(markers.traj_key)
+        if contents.coded is not None:
+            contents.coded.need_ids(markers.traj_key)
         remark(contents, markers)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: TensorDictBase) -> np.ndarray:
-        """Write a batch `[*, T]` after the newest step, or nothing; return where its rows lie, int64 `[rows]`."""
+        """Write a batch `[*, T]` after the newest step; return where its rows lie, int64 `[rows]`."""
         contents, lead = self.contents, batch.batch_size
         plan = self.writes.get(lead)
         rows = None if plan is None else plan.write(contents, batch)
@@ -199,16 +200,24 @@ class Ring:
             if contents.layout.exact and contents.unfollowed is not None:
                 contents.unfollowed = count_unfollowed(contents.unfollowed, contents.index.scalars, lead)
             return rows
-        with self._whole_write(lead.numel()):
-            given = columns_of(batch)
-            sparse = self._few(given, len(lead))
-            if not contents.layout.fields:
-                contents = self._begin(given, lead)
-            else:
-                contents.layout.check(given, lead, self.storage.ndim)
-            if lead.numel() > contents.space.size and not self._warned:
-                self._warned = warn_of_left_out(lead.numel(), contents.space.size)
-            rows = write(contents, given, lead, sparse)
+        storage, first = self.storage, not contents.layout.fields
+        with uninterrupted():
+            try:
+                given = columns_of(batch)
+                sparse = self._few(given, len(lead))
+                if first:
+                    contents = self._begin(given, lead)
+                else:
+                    contents.layout.check(given, lead, storage.ndim)
+                if lead.numel() > contents.space.size and not self._warned:
+                    self._warned = warn_of_left_out(lead.numel(), contents.space.size)
+                rows = write(contents, given, lead, sparse)
+                if storage.due():  # refused, the rows are there all the same, and committed later
+                    storage.commit(contents.encoded)
+            except BaseException:
+                if first:
+                    self.clear(fields=True)
+                raise
         plan = WritePlan.of(contents, batch)
         if plan is not None:
             if len(self.writes) == MOST:
@@ -246,11 +255,12 @@ class Ring:
         markers = Markers.among(fields, *self.asked)
         layout = RingLayout(fields, lane_shape, markers, keys, exact and bool(keys), stacked)
         contents = Contents(self.storage, layout)
-        if self.packs and self.storage.device.type == "cpu" and not self.storage.elsewhere:
-            from rlcli.data.codes import codes_for  # flags, one-hots, small integers and ids
+        if self.packs is not False and self.storage.device.type == "cpu" and not self.storage.elsewhere:
+            from rlcli.data.codes import choose  # flags, one-hots, small integers and ids
 
+            counts = {} if isinstance(self.packs, bool) else {unravel(key): n for key, n in self.packs.items()}
             apart, traj_key = contents.stacks, layout.markers.traj_key
-            contents.pack_by(codes_for(contents.stored, columns, len(lead), apart=apart, traj_key=traj_key))
+            contents.pack_by(choose(contents.stored, counts, apart=apart, traj_key=traj_key))
         return self._declare(contents)
 
     def lay_out(self, layout: RingLayout, codes: Sequence[Code] = ()) -> None:
@@ -276,26 +286,8 @@ class Ring:
         check_fit(self.fields, given, batch.batch_size)
         assert self.space.are_live(rows, self.cursor).all()  # `rows_at` has refused others
         if len(rows):
-            with self._whole_write(0, rows):
+            with uninterrupted():
                 overwrite(self.contents, rows, given, sparse)
-
-    @contextlib.contextmanager
-    def _whole_write(self, count: int, rows: np.ndarray | None = None) -> Iterator[None]:
-        """Write in here, `count` rows behind the newest and over `rows`, and commit; all or nothing."""
-        storage, first = self.storage, not self.contents.layout.fields
-        due = not first and storage.due(count)
-        bring_back = self.contents.before(rows) if due and storage.kept else None
-        with uninterrupted():
-            try:
-                yield
-                if due or (first and storage.due()):
-                    storage.commit(self.contents.encoded)
-            except BaseException:
-                if first:
-                    self.clear(fields=True)
-                elif bring_back is not None:
-                    bring_back()
-                raise
 
     def clear(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""

@@ -44,14 +44,9 @@ def write(
     per_env = lead[-1] if space.lanes == 1 and len(lead) else length
     columns = _flat(given, contents.stored, len(lead), count)
     ids, ends = contents.layout.markers.read(columns, count)
-    pointed = contents.pairs.point(columns, given, count)
-    if pointed is None:  # a next observation is not one-hot
-        with room_for(count):
-            contents.keep_whole()
-        pointed = contents.pairs.point(columns, given, count)
-    assert pointed is not None
-    packed = columns if contents.coded is None else contents.pack(columns)
-    (form, where), pairs = pointed, contents.pairs
+    packed = columns if contents.coded is None else contents.coded.pack(columns)
+    pairs = contents.pairs
+    form, where = pairs.point(columns, given, count)
     for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
         stop = min(start + space.steps, length)
         cursor = contents.index.cursor
@@ -121,7 +116,6 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
     """Write columns `[N, *F]` over live rows int64 `[N]`, the last of two alike; changed keys cut a trajectory."""
     from rlcli.data.index.cut_out import cut_out
 
-    contents.fit(given)
     index, pairs, markers, stacks = contents.index, contents.pairs, contents.layout.markers, contents.stacks
     numbers = contents.space.numbers_of(rows, index.cursor)
     last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]  # of a row given twice the last counts
@@ -134,7 +128,7 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
         for key, other in others.items():
             stacks[key].reserve(index, rows[other])
     stored = {key: columns[key].contiguous() for key in contents.stored}
-    packed = stored if contents.coded is None else contents.pack(stored)
+    packed = stored if contents.coded is None else contents.coded.pack(stored)
     contents.storage.ready(rows)
     if len(changed):
         at = torch.from_numpy(changed)
@@ -188,9 +182,7 @@ def remark(contents: Contents, markers: Markers) -> None:
         columns = contents.read(contents.space.rows(start, length), {*markers.keys, *pairs.keys, *pairs.nexts})
         count = length * contents.space.lanes
         ids, ends = markers.read(columns, count)
-        found = pairs.point(columns, columns, count)
-        assert found is not None  # what is stored fits
-        form, where = found
+        form, where = pairs.point(columns, columns, count)
         piece = (pairs.table, form, where, ids, ends, length, length, 0, length)
         index.prepare(*piece)
         borders = np.flatnonzero(apart[:, start - old.base : stop - old.base].reshape(-1))

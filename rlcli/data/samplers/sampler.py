@@ -79,6 +79,8 @@ class Sampler:
         Whether the last draw ended an epoch; samplers with replacement have none.
     ragged : bool
         Whether a draw may give fewer rows than it was asked for.
+    even : bool
+        Whether a draw of twice as many rows is two draws, one behind the other.
     mixes : bool
         Whether a draw is of single rows in no order of time, so that the row below one in a sample says nothing of it.
     has_priorities : bool
@@ -89,7 +91,7 @@ class Sampler:
 
     fast = True
     ran_out = False
-    ragged = False
+    ragged = even = False
     mixes = False
     has_priorities = False
     moves: tuple[str, ...] = ()
@@ -279,7 +281,7 @@ class RandomSampler(Sampler):
     """
 
     fast = True
-    mixes = True
+    mixes = even = True
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
         return Draw((ring.base * ring.space.lanes + self.random.integers(len(ring), batch_size)) % ring.space.size)

@@ -16,7 +16,7 @@ LZ4 takes what no patch can say; it is decoded by a compiled loop, many frames a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from rlcli.data.storages.frame_column import FrameColumn, pack_frames
-from rlcli.data.storages.storage import Again, State, Storage
-from rlcli.data.storages.tensor import LazyTensorStorage, exchange
+from rlcli.data.storages.storage import Storage
+from rlcli.data.storages.tensor import LazyTensorStorage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.specs.field import Field
@@ -86,18 +86,6 @@ class CompressedStorage(Storage):
         part = SINGLE if single else WHOLE
         return max(1, width // part), f"about 1/{part} of its size, depending on the images"
 
-    def _exchange(
-        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
-        state: State | None,
-    ) -> None:  # fmt: skip
-        """Make the columns that come beside those that go; frames that stay are not read."""
-        made = CompressedStorage(self.max_size, longest=self.longest, widest=self.widest)
-        exchange(self, made, fields, kept, again, parts)
-        frames = self.frames | made.frames
-        self.frames = {key: frames[key] for key in fields if key in frames and key not in made._plain.fields}
-        self._plain.take_in({key: field for key, field in fields.items() if key not in self.frames}, made._plain)
-        self.fields = dict(fields)
-
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         rows = np.arange(number, number + len(next(iter(columns.values())))) % self.capacity
         self._frames_to(rows, columns)
@@ -127,7 +115,7 @@ class CompressedStorage(Storage):
 
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         chosen = list(self.fields if keys is None else keys)
-        self._check(rows)
+        assert not len(rows) or 0 <= rows.min() <= rows.max() < self._written, "a row was never written"
         plain = [key for key in chosen if key not in self.frames]
         columns = self._plain.gather(rows, plain) if plain else {}
         for key in chosen:
@@ -141,16 +129,11 @@ class CompressedStorage(Storage):
     def _gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
         if key not in self.frames or self.device.type != "cpu":
             return False
-        self._check(rows)
         self.frames[key].read_to(rows, targets)
         return True
 
     def packed(self, key: Key, column: Tensor) -> bytes | None:
         return pack_frames(column, self.lanes) if key in self.frames else None
-
-    def _check(self, rows: np.ndarray) -> None:
-        if len(rows) and (rows.max() >= self._written or rows.min() < 0):
-            raise ArgumentError("a row was never written", why=f"{self._written} rows are stored")
 
     def clear(self) -> None:
         self._plain.clear()

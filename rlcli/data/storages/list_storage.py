@@ -53,13 +53,7 @@ class ListStorage(Storage):
         """The objects of rows int64 `[N]`."""
         return [self.items[row] for row in rows.tolist()]
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ArgumentError(
-            "a list of objects has no columns", why="slices, next observations and dumps need them",
-            fix="Use LazyTensorStorage, or a sampler that draws single rows.",
-        )  # fmt: skip
-
-    declare = write = scatter = gather = _refuse
+    declare = write = scatter = gather = None  # type: ignore[assignment]  # objects have no columns
 
     def clear(self) -> None:
         self.items = []

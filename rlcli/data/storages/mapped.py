@@ -157,9 +157,7 @@ class MappedStorage(Storage):
     def _find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of rows, and the parts they are in."""
         numbers = numbers_of(np.asarray(rows, np.int64), self.first, self.total, self.capacity)
-        if numbers.min() < 0:
-            why = f"{self.total - self.first} are stored"
-            raise ArgumentError("a row was never written", where=self.where, why=why)
+        assert numbers.min() >= 0, "a row was never written"
         return numbers, np.searchsorted(self._shapes[:, 0], numbers, "right") - 1
 
     def _locate(self) -> None:
@@ -221,9 +219,6 @@ class MappedStorage(Storage):
             "these rows are read where they lie, and nothing is written to them", where=self.where,
             fix="Copy them: open_buffer(path, max_size=N) gives a buffer in memory that can be extended.",
         )  # fmt: skip
-
-    def exchange(self, *_: Any) -> NoReturn:
-        self.need_writable()
 
     def clear(self) -> None:
         """Let go of the files, which stay as they are."""

@@ -11,13 +11,12 @@ may link to a full segment. A commit syncs the rows, then writes one record with
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ from rlcli.data.storages.segment import (
     newest_version,
     numbers_of,
 )
-from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
+from rlcli.data.storages.storage import Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
 from rlcli.processes.process import uninterrupted
@@ -214,14 +213,10 @@ class LazyMemmapStorage(Storage):
         count = len(next(iter(columns.values())))
         if self.total == self.first:  # nothing is stored yet: begin where the owner begins
             self.first = self.total = self.acknowledged = number
-        if number != self.total:
-            raise ArgumentError("rows are written in order", why=f"row {number}, next is {self.total}")
+        assert number == self.total, (number, self.total)
         self._reserve(count)
         self._table.put(number, columns, count)
         self.total += count
-
-    def take_back(self, number: int) -> None:
-        self.total = number
 
     def _reserve(self, count: int) -> None:
         """Reserve the files that the next `count` steps need."""
@@ -240,9 +235,7 @@ class LazyMemmapStorage(Storage):
     def _ready(self, rows: np.ndarray) -> np.ndarray:
         """Let these rows be written over; their numbers."""
         numbers = self._numbers(rows)
-        if len(numbers) and numbers.min() < 0:
-            why = f"row {rows[numbers.argmin()]}"
-            raise ArgumentError("a row that was never written cannot be written over", why=why)
+        assert not len(numbers) or numbers.min() >= 0, "a row was never written"
         self.need_writable()
         self._take_away()
         for number in np.unique(numbers[numbers < self.acknowledged] // self.segment_rows).tolist():
@@ -261,30 +254,7 @@ class LazyMemmapStorage(Storage):
         new.bytes[:] = self._table.segments[number].bytes
         self._table.add(new)
 
-    def _exchange(
-        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
-        state: State | None,
-    ) -> None:  # fmt: skip
-        """Write all columns to new files, and switch to them by one record."""
-        first, now = max(self.first, self.total - self.capacity), time.monotonic()
-        new, fields = SegmentTable(fields, self.segment_rows, self.capacity + self._spare), dict(fields)
-        gone = self._unnamed + self._files_before(math.inf)
-        try:
-            self._table.copy_to(new, first, self.total, again, self.folder, self.disk, named=self.kept)
-            if self._journal is not None:
-                for segment in new.segments.values():
-                    self.disk.sync_file(segment.path)
-                saved = None if state is None else state()
-                self._journal.commit(first, self.total, self._pieces(new, first), saved, True, fields)
-            self._table, self.fields, self.first, self.acknowledged, self._settled, self._unnamed = (
-                new, fields, first, self.total, now, gone
-            )  # fmt: skip
-        except BaseException:
-            self._unnamed += [segment.path for segment in new.segments.values() if self.kept]
-            self._take_away()
-            raise
-
-    def _files_before(self, first: float) -> list[Path]:
+    def _files_before(self, first: int) -> list[Path]:
         """Return what no record will name that keeps the rows from `first` on, as the table has them."""
         if self._journal is None:
             return []
@@ -301,9 +271,9 @@ class LazyMemmapStorage(Storage):
                 self._unnamed.remove(path)
 
     # ---- what survives -----------------------------------------------------------------------------------------
-    def due(self, count: int = 0) -> bool:
+    def due(self) -> bool:
         waited = time.monotonic() - self._settled
-        return waited >= self.commit_seconds or self.total + count - self.acknowledged >= self._spare
+        return waited >= self.commit_seconds or self.total - self.acknowledged >= self._spare
 
     def commit(self, state: State | None = None) -> None:
         """Acknowledge all that was written; drop the segments that nobody needs any more.
@@ -317,23 +287,17 @@ class LazyMemmapStorage(Storage):
         ------
         ResourceError
             The disk refuses, or this is a forked child.
-        ArgumentError
-            The rows are those of a ring in no buffer, which has to give its state.
         """
         if not self.fields:
             return
         self.need_writable()
         state = self._owners_state() if state is None else state
-        if state is None and self._journal is not None and self._journal.committed.state is not None:
-            raise ArgumentError(
-                "rows have to be committed together with the state of their buffer", where=self.where,
-                fix="Pass it: storage.commit(ring.content).",
-            )  # fmt: skip
+        assert state is not None or self._journal is None or self._journal.committed.state is None, self.where
         first = max(self.first, self.total - self.capacity)
         gone = self._unnamed + self._files_before(first)
         with uninterrupted():
             if self._journal is not None:
-                pieces = self._pieces(self._table, self.acknowledged)
+                pieces = self._pieces(self.acknowledged)
                 if not pieces and state is None:
                     return
                 for number in {number for number, _, _ in pieces}:
@@ -347,18 +311,18 @@ class LazyMemmapStorage(Storage):
             self._table.pop_below(first)
             self._take_away()
 
-    def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, SegmentPiece]]:
+    def _pieces(self, start: int) -> list[tuple[int, int, SegmentPiece]]:
         """Return the steps from `start` on, and all of the segments that were rewritten, with checksums."""
         assert self._journal is not None
-        rows, here = table.rows, self._table.segments if table is self._table else {}
+        rows, here, layout = self.segment_rows, self._table.segments, self._table.layout
         named = self._journal.versions().items()
         found = {n: self.first for n, version in named if n in here and here[n].version > version}
         for number in range(start // rows, -(-self.total // rows)):
             found.setdefault(number, start)
         out = []
         for number, begin in found.items():
-            segment, place = table.segments[number], number * rows
-            piece = table.layout.digest(segment.bytes, max(0, begin - place), min(rows, self.total - place))
+            segment, place = here[number], number * rows
+            piece = layout.digest(segment.bytes, max(0, begin - place), min(rows, self.total - place))
             out.append((number, segment.version, piece))
         return out
 
@@ -429,8 +393,7 @@ class LazyMemmapStorage(Storage):
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         self._need_declared()
         out = self._table.gather(self._numbers(rows), keys)
-        if out is None:
-            raise ArgumentError("a row was never written", why=f"{self.total - self.first} steps are stored")
+        assert out is not None, "a row was never written"
         if self.device.type == "cpu":
             return out
         return {key: column.to(self.device, non_blocking=True) for key, column in out.items()}

@@ -27,7 +27,7 @@ from rlcli import kernels
 from rlcli.data.fields import column_offsets
 from rlcli.data.files.disk import Disk, digest_of
 from rlcli.data.files.tensors import map_file
-from rlcli.data.storages.storage import Again, contiguous
+from rlcli.data.storages.storage import contiguous
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.keys import Key
 from rlcli.specs.field import Field
@@ -193,20 +193,6 @@ class SegmentTable:
         offsets, widths = (self.layout.offsets, self.layout.widths) if keys is None else self._of(chosen)
         whole = kernels.segments.gather(self._addresses, self.layout.shift, numbers, offsets, widths, targets)
         return out if whole else None
-
-    def copy_to(
-        self, other: SegmentTable, first: int, stop: int, again: Again, folder: Path, disk: Disk, *, named: bool
-    ) -> None:  # fmt: skip
-        """Write steps `[first, stop)` into new files of another table; `again` gives the other's columns."""
-        rows, numbers = self.rows, range(first // self.rows, -(-stop // self.rows))
-        disk.require(folder, other.layout.size * len(numbers))
-        for number in numbers:
-            version = newest_version(folder, number) + 1
-            other.add(Segment.made(folder, number, version, other.layout, disk, named=named))
-            steps = np.arange(max(first, number * rows), min(stop, (number + 1) * rows))
-            columns = self.gather(steps)
-            assert columns is not None
-            other.put(int(steps[0]), again(steps, columns), len(steps))
 
     def _of(self, keys: Iterable[Key]) -> tuple[np.ndarray, np.ndarray]:
         places = [self._places[key] for key in keys]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 State = Callable[[], list[bytes | memoryview]]
 """The content of a file from which the owner of some rows can go on with them, made when it is asked for."""
-Again = Callable[[np.ndarray, dict[Key, Tensor]], dict[Key, Tensor]]
-"""From the numbers of rows, int64 ``[N]``, and their columns to other columns of theirs."""
 Saved = tuple[Mapping[str, Any], tuple[int, int]]
 """What another process left: the ring's state over these rows, and their first and last number."""
 MOST_ROWS = 1 << 40
@@ -55,7 +53,7 @@ MOST_ROWS = 1 << 40
 class PlainColumns(NamedTuple):
     """Hold columns in plain memory, row after row, to be read and written by address."""
 
-    addresses: dict[Key, int]  # valid until the next `declare` or `exchange`
+    addresses: dict[Key, int]  # valid until the next `declare`
     written: np.ndarray  # int64 [1]: rows from 0 on that may hold something, kept by the writer
 
 
@@ -171,8 +169,8 @@ class Storage(ABC):
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         """Rows from `number` on, from columns `[N, *F]` of all fields, N at most the capacity.
 
-        The first number may be any; then each write goes on where the one before it ended, or where rows were taken
-        back. All of it is written or, if there is no room, nothing that was readable changes.
+        The first number may be any; then each write goes on where the one before it ended. All of it is written or, if
+        there is no room, nothing that was readable changes.
 
         Raises
         ------
@@ -215,54 +213,6 @@ class Storage(ABC):
         """
         return
 
-    def take_back(self, number: int) -> None:
-        """Rows from this number on, which were written last and not committed, never were."""
-        return
-
-    def exchange(
-        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
-        state: State | None = None,
-    ) -> None:  # fmt: skip
-        """Hold other columns of all rows; whatever fails on the way changes nothing.
-
-        Parameters
-        ----------
-        kept : collection of keys
-            Of columns that stay as they are; `again` need not be asked for them.
-        again : callable
-            Gives the columns that come.
-        parts : iterable of int64 arrays
-            The numbers of all rows that are stored, in order, some at a time.
-        state : callable, optional
-            Of an owner that knows the new fields, for a storage that commits.
-
-        Raises
-        ------
-        ResourceError, MemoryError
-            There is no room.
-        """
-        self.need_writable()
-        if self.has_our_rows:
-            self._exchange(fields, kept, again, parts, state)
-            return
-        Storage._exchange(self, fields, kept, again, parts, state)
-        if self.kept:
-            self.commit(state)
-
-    def _exchange(
-        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
-        state: State | None,
-    ) -> None:  # fmt: skip
-        """Give up all rows and write them anew; a class of ours has a better way where its rows are its own."""
-        numbers = np.concatenate([np.empty(0, np.int64), *parts])
-        before, old = self.fields, self.gather(numbers % self.capacity) if len(numbers) else {}
-        new = old | again(numbers, old) if len(numbers) else {}
-        try:
-            _refill(self, fields, numbers, new)
-        except BaseException:
-            _refill(self, before, numbers, old)
-            raise
-
     # ---- reading ---------------------------------------------------------------------------------------------------
     def memory(self) -> PlainColumns | None:
         """Where columns lie, if rows are in plain memory just as they were given, one after another."""
@@ -285,8 +235,8 @@ class Storage(ABC):
         return out if own(self, "gather") else {key: column.contiguous() for key, column in out.items()}
 
     # ---- what survives this process --------------------------------------------------------------------------------
-    def due(self, count: int = 0) -> bool:
-        """Whether the owner is to call `commit` after a write of `count` rows more."""
+    def due(self) -> bool:
+        """Whether the owner is to call `commit` after this write."""
         return False
 
     def commit(self, state: State | None = None) -> None:
@@ -330,14 +280,6 @@ class Storage(ABC):
     def facts(self) -> dict[str, Any]:
         """What a person should know of it: kind, place, bytes."""
         return {"kind": type(self).__name__, "device": str(self.device), "bytes": self.nbytes}
-
-
-def _refill(storage: Storage, fields: Mapping[Key, Field], numbers: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-    capacity = storage.capacity
-    storage.clear()
-    storage.declare(fields, capacity)
-    if len(numbers):
-        storage.write(int(numbers[0]), {key: columns[key] for key in fields})
 
 
 def rows_for(row_bytes: int, capacity: int) -> int:

@@ -15,15 +15,15 @@ import mmap
 import sys
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlcli import kernels
-from rlcli.data.storages.storage import Again, PlainColumns, State, Storage, by_row, contiguous
-from rlcli.errors import ArgumentError, ResourceError
+from rlcli.data.storages.storage import PlainColumns, Storage, by_row, contiguous
+from rlcli.errors import ResourceError
 from rlcli.graphs import host
 from rlcli.graphs.static import empty_here, sent
 from rlcli.keys import Key
@@ -114,24 +114,6 @@ class LazyTensorStorage(Storage):
         if own(self):  # of a subclass nobody knows what it changes
             self._memory = PlainColumns(dict(zip(self.fields, self._addresses.tolist(), strict=True)), self.written)
 
-    def _exchange(
-        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
-        state: State | None,
-    ) -> None:  # fmt: skip
-        """Make the columns that come, part by part, beside those that go."""
-        if self.elsewhere:  # a row is in one piece
-            super()._exchange(fields, kept, again, parts, state)
-            return
-        made = LazyTensorStorage(self.max_size, device=self.device)
-        exchange(self, made, fields, kept, again, parts)
-        self.take_in(fields, made)
-
-    def take_in(self, fields: Mapping[Key, Field], made: LazyTensorStorage) -> None:
-        """Hold these columns: those that another storage has made are taken from there."""
-        self.fields = dict(fields)
-        self._columns = {key: made._columns.get(key, self._columns.get(key)) for key in fields}  # type: ignore[misc]
-        self._note()
-
     # ---- writing -----------------------------------------------------------------------------------------------
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         count, start = len(next(iter(columns.values()))), number % self.capacity
@@ -177,10 +159,6 @@ class LazyTensorStorage(Storage):
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        if not self.fields:
-            raise ArgumentError(
-                "the storage holds no rows", why="nothing was stored yet", fix="Extend the buffer first."
-            )
         chosen = self.fields if keys is None else {key: self.fields[key] for key in keys}
         if self.elsewhere:
             there = sent({"": torch.from_numpy(rows)}, self.device)
@@ -221,21 +199,6 @@ class LazyTensorStorage(Storage):
         if self.elsewhere:
             return self._table.nbytes
         return int(self.written[0]) * sum(field.width for field in self.fields.values())
-
-
-def exchange(
-    old: Storage, made: Storage, fields: Mapping[Key, Field], kept: Collection[Key], again: Again,
-    parts: Iterable[np.ndarray],
-) -> None:  # fmt: skip
-    """Declare, in the storage `made`, the columns that are not `kept` of `old`, and fill them."""
-    gone = [key for key in old.fields if key not in kept]
-    new = {key: field for key, field in fields.items() if key not in kept}
-    made.lanes = old.lanes
-    made.declare(new, old.capacity)
-    for numbers in parts:
-        rows = numbers % old.capacity
-        columns = again(numbers, old.gather(rows, gone))
-        made.scatter(rows, {key: columns[key] for key in new})
 
 
 # ---- memory of samples -----------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.dqn import KINDS as CRITIC_KINDS
-from rlcli.kernels.dqn import distance
 from rlcli.kernels.ppo import TERMS
+from rlcli.kernels.value_error import KINDS as CRITIC_KINDS
+from rlcli.kernels.value_error import distance
 
-__all__ = ["CRITIC_KINDS", "PPORows", "Settings", "categorical", "clipped_ppo", "normal"]
+__all__ = ["CRITIC_KINDS", "PPORows", "Settings", "categorical", "clipped_ppo_of", "normal"]
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -224,10 +224,10 @@ categorical = partial(_terms, _categorical)  # logits `[N, K]` and int64 actions
 normal = partial(_terms, _normal)  # independent Gaussians: loc, scale and actions `[N, D]`
 
 
-def clipped_ppo(
+def clipped_ppo_of(
     params: list[Tensor], action: Tensor, rows: list[Tensor], numbers: list[Tensor], critic: str, normalize: bool
 ) -> list[Tensor]:
-    """See `rlcli.kernels.ppo.clipped_ppo`."""
+    """See `rlcli.kernels.ppo`."""
     low, high, critic_coeff, entropy_coeff, clip_value = [*map(float, numbers), -1.0][:5]
     settings = Settings(low, high, critic_coeff, entropy_coeff, CRITIC_KINDS[critic], clip_value, normalize)
     grads = [torch.empty(x.shape, dtype=x.dtype) for x in (*params, rows[0])]

@@ -16,16 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rlcli.kernels.loss_parts import distance
 from rlcli.kernels.ppo import FIGURES
 
 ROWS = 512  # of a program, at most
 TILE = 16384  # bytes of a program's part of a parameter, at most: more would not fit its registers
 
 
-def clipped_ppo(
+def clipped_ppo_of(
     params: list[Tensor], action: Tensor, rows: list[Tensor], numbers: list[Tensor], critic: str, normalize: bool
 ) -> list[Tensor]:
-    """See `rlcli.kernels.ppo.clipped_ppo`."""
+    """See `rlcli.kernels.ppo`."""
     (n, width), first, second = params[0].shape, params[0], params[-1]
     grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (*params, rows[0])]
     wide = triton.next_power_of_2(width)
@@ -61,19 +62,6 @@ def _moments(x, n, BLOCK: tl.constexpr):
     mean = tl.sum(total, 0) / n
     variance = (tl.sum(square, 0) - mean * mean * n) / (n - 1)
     return first + mean, 1 / tl.maximum(tl.sqrt(tl.maximum(variance, 0.0)), 1e-6)
-
-
-@triton.jit
-def _distance(miss, CRITIC: tl.constexpr):
-    """Return a value error and its slope."""
-    size, sign = tl.abs(miss), tl.where(miss > 0, 1.0, tl.where(miss < 0, -1.0, miss))
-    if CRITIC == "l2":
-        error, slope = miss * miss, miss + miss
-    elif CRITIC == "l1":
-        error, slope = size, sign
-    else:
-        error, slope = tl.where(size < 1, 0.5 * miss * miss, size - 0.5), tl.where(size < 1, miss, sign)
-    return error, slope
 
 
 @triton.jit
@@ -129,7 +117,7 @@ def _rows(
     # at a tie outside the clip range the advantage is 0; inside it both gains have the same slope
     push = tl.where((ratio == near) | (gain < near_gain), gain, gain - gain)  # 0, or the NaN that it has
     v, goal = tl.load(value + row, here, other=0), tl.load(target + row, here, other=0)
-    error, slope = _distance(v - goal, CRITIC)
+    error, slope = distance(v - goal, CRITIC)
     moved = tl.full([ROWS], 0, tl.int1)
     if CLIP_VALUE:
         limit = tl.load(clip_value).to(number)
@@ -137,7 +125,7 @@ def _rows(
         step = v - old
         kept = tl.minimum(tl.maximum(step, -limit), limit)
         moved = kept != step
-        near_error, near_slope = _distance(old + kept - goal, CRITIC)
+        near_error, near_slope = distance(old + kept - goal, CRITIC)
         near_slope = tl.where(moved, 0.0, near_slope)
         further = (near_error > error) | (near_error != near_error)
         both = tl.where(near_error == error, 0.5 * (slope + near_slope), slope)  # half of either

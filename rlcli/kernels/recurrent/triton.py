@@ -11,9 +11,11 @@ backward   one launch                         time backwards: gates become the g
 ```
 The host asks for no number, so that both passes can be part of a graph; they are 2 and 6 launches, where weights may be
 read as they lie (units a multiple of 16).
-Programs never wait for each other. Recurrent weights that fit a multiprocessor's shared memory are loaded once
-(RESIDENT); others come from the L2 cache block by block in every step, as does the state of the step before, from where
-it was stored.
+Programs never wait for each other, and a step is short: what takes its time is how often threads wait for each other.
+So where a GPU can have a program for each sequence at once, and its registers all weights, a program has one sequence,
+and its threads multiply and add what is theirs, without tensor cores and whole. Otherwise 16 sequences and more share a
+program. Recurrent weights that fit a multiprocessor's shared memory are loaded once (RESIDENT); others come from the L2
+cache block by block in every step, as does the state of the step before, from where it was stored.
 
 | columns of gates | 0 | 1 | 2 | 3 | inputs' part | recurrent part |
 |---|---|---|---|---|---|---|
@@ -43,6 +45,8 @@ PRECISIONS = ("ieee", "tf32", "bf16")  # of the factors: all 24 bits of a float3
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as the kernels below are from their definition on
 SHARED = 227 * 1024  # bytes of shared memory where there is no GPU to ask: an H100's
 SCRATCH = 24 * 1024  # bytes of it for everything but weights
+REGISTERS = 256 * 1024  # bytes of them in a multiprocessor
+PROCESSORS = 132  # multiprocessors where there is no GPU to ask: an H100's
 
 
 # ---- whether, and how -----------------------------------------------------------------------------------------------
@@ -100,6 +104,14 @@ def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool)
     room = getattr(device, "shared_memory_per_block_optin", SHARED) - SCRATCH
     # the interpreter has no products of bfloat16; float32 holds them whole
     how = {"PRECISION": ("wide" if INTERPRETED else "ieee") if precision == "bf16" else precision}
+    held = gates * width * width * x.element_size()
+    at_once = getattr(device, "multi_processor_count", PROCESSORS) * min(8, max(1, REGISTERS // (2 * held)))
+    # by the compiler's figures, none is measured on a GPU; of the weights of an LSTM of 128 units a part spills to L1
+    if held <= REGISTERS and x.shape[0] <= at_once:
+        return {
+            "RESIDENT": True, "ROWS": 1, "COLUMNS": width, "DEPTH": width, "STAGES": 1,
+            "num_warps": max(1, width * x.element_size() // 64), **how,
+        }  # fmt: skip
     if precision != "ieee" and gates * width * width * item <= room:
         return {
             "RESIDENT": True, "ROWS": 16, "COLUMNS": width, "DEPTH": width, "STAGES": 1,
@@ -108,11 +120,12 @@ def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool)
     # with a program for every multiprocessor, more sequences share what is read of the weights
     rows = max(16, min(64, triton.next_power_of_2(triton.cdiv(x.shape[0], 128)))) if item < 8 else 16
     columns = min(128 if rows == 16 and room >= 128 * 1024 else 64, width)
-    depth = min((256 if backward else 128) // item, width)  # one or two cache lines of a row of weights
+    lines = 2 if backward and precision != "ieee" else 1  # which products in registers would spill
+    depth = min(lines * 128 // item, width)  # cache lines of a row of weights
     stage = (rows + columns * (1 if backward else gates)) * depth * item
     return {
         "RESIDENT": False, "ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "STAGES": max(1, min(4, room // stage)),
-        "num_warps": 4 if columns < 64 else 8, **how,
+        "num_warps": 4 if rows * columns < 1024 else 8, **how,
     }  # fmt: skip
 
 
@@ -141,7 +154,7 @@ class TritonCall:
         _launch(
             _forward, (triton.cdiv(len(source), blocks["ROWS"]),), gates, packed, *self._biases(), source,
             states[0], states[-1], outputs[0], outputs[-1], *source.shape, self.size, packed.stride(0), gates.stride(0),
-            LSTM=self.is_lstm, KEEP=keep, **self._with(), **blocks,
+            1, LSTM=self.is_lstm, KEEP=keep, **self._with(), **blocks,
         )  # fmt: skip
         return outputs, [gates] if keep else []
 
@@ -181,7 +194,7 @@ class TritonCall:
         _launch(
             _backward, (triton.cdiv(len(source), blocks["ROWS"]),), gates, packed, *self._biases(), source,
             states[-1], outputs[-1], of[0], of[-1], carries[0], carries[-1], starts[0], starts[-1],
-            *of[0].stride(), *of[-1].stride(), *source.shape, self.size, packed.stride(0), LSTM=self.is_lstm,
+            *of[0].stride(), *of[-1].stride(), *source.shape, self.size, packed.stride(0), 1, LSTM=self.is_lstm,
             AGAIN=again, STARTS=wanted, OF_H=of_outputs[0] is not None, OF_C=of_outputs[-1] is not None,
             **self._with(), **blocks,
         )  # fmt: skip
@@ -284,14 +297,32 @@ def _activated(a, b, c, d, LSTM: tl.constexpr):
 
 
 @triton.jit
+def _place(rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    # sequences, units, which sequences there are
+    i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    j = tl.arange(0, COLUMNS)
+    if ROWS > 1:
+        i = i[:, None]
+        j = j[None, :]
+    return i, j, i < rows
+
+
+@triton.jit
 def _tile(pointer, row, column, pitch, rows, columns):
     return tl.load(pointer + row * pitch + column, (row < rows) & (column < columns), other=0.0)
 
 
 @triton.jit
+def _plus(a, b):
+    return a + b
+
+
+@triton.jit
 def _product(left, right, total, PRECISION: tl.constexpr):
     """Return `total + left @ right` in the dtype of `total`; "wide" takes the factors to it first."""
-    if PRECISION == "wide":
+    if len(left.shape) == 1:  # of one sequence: sums of what threads have multiplied
+        return total + tl.reduce(left.to(total.dtype)[:, None] * right.to(total.dtype), 0, tl.standard._sum_combine)
+    elif PRECISION == "wide":
         left = left.to(total.dtype)
         right = right.to(total.dtype)
         return tl.dot(left, right, total, input_precision="ieee", out_dtype=total.dtype)
@@ -304,9 +335,9 @@ def _biased(x, ih, hh, j, size, IN: tl.constexpr, OUT: tl.constexpr, IH: tl.cons
     """Add the biases of the gates IN and OUT of inputs and states, -1: none."""
     valid = j < size
     if IH and IN >= 0:
-        x += tl.load(ih + IN * size + j, valid, other=0.0)[None, :]
+        x += tl.load(ih + IN * size + j, valid, other=0.0)
     if HH and OUT >= 0:
-        x += tl.load(hh + OUT * size + j, valid, other=0.0)[None, :]
+        x += tl.load(hh + OUT * size + j, valid, other=0.0)
     return x
 
 
@@ -316,7 +347,7 @@ def _gates(
     FLOAT: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, LSTM: tl.constexpr, IH: tl.constexpr, HH: tl.constexpr,
 ):  # fmt: skip
     """Load the gates at `j`: i, f, g, o or n, r, z and n's recurrent part; without LAST the last are zeros."""
-    address = gates + (at * pitch)[:, None] + j[None, :]
+    address = gates + at * pitch + j
     a = tl.load(address + (0 if LSTM else 2) * size, mask, other=0.0).to(FLOAT)
     b = tl.load(address + (1 if LSTM else 0) * size, mask, other=0.0).to(FLOAT)
     c = tl.load(address + (2 if LSTM else 1) * size, mask, other=0.0).to(FLOAT)
@@ -331,7 +362,7 @@ def _gates(
 
 @triton.jit
 def _store_gates(gates, at, j, mask, size, pitch, a, b, c, d, LSTM: tl.constexpr):
-    address = gates + (at * pitch)[:, None] + j[None, :]
+    address = gates + at * pitch + j
     tl.debug_barrier()  # threads may load what others write over
     tl.store(address + (0 if LSTM else 2) * size, a, mask)
     tl.store(address + (1 if LSTM else 0) * size, b, mask)
@@ -343,7 +374,7 @@ def _store_gates(gates, at, j, mask, size, pitch, a, b, c, d, LSTM: tl.constexpr
 def _finish(gates, h, c, at, j, mask, size, pitch, last, g0, g1, g2, g3, LSTM: tl.constexpr, KEEP: tl.constexpr):
     """Turn sums into the new state and what replaces `last`: the cell of an LSTM, the state of a GRU."""
     g0, g1, g2, g3 = _activated(g0, g1, g2, g3, LSTM)
-    address = (at * size)[:, None] + j[None, :]
+    address = at * size + j
     if LSTM:
         new = g1 * last + g0 * g2
         tl.store(c + address, new, mask)
@@ -357,54 +388,61 @@ def _finish(gates, h, c, at, j, mask, size, pitch, last, g0, g1, g2, g3, LSTM: t
     return out, new
 
 
-@triton.jit(do_not_specialize=["rows", "steps"])  # else a first call with a new number of them compiles
+@triton.jit(do_not_specialize=["rows", "steps", "one"])  # else a first call with a new number of them compiles
 def _forward(
     gates, weight, bias_ih, bias_hh, source, state, cell, h, c,
-    rows, steps, size, pitch, wide,
+    rows, steps, size, pitch, wide, one,
     LSTM: tl.constexpr, KEEP: tl.constexpr, IH: tl.constexpr, HH: tl.constexpr,
     RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     FLOAT: tl.constexpr = h.dtype.element_ty
-    i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    valid = i < rows
+    i, j, valid = _place(rows, ROWS, COLUMNS)
     each = size * pitch  # weights of a gate
     w1 = weight + each * LSTM  # the weights that belong to columns 1 to 3 of gates
     w2 = w1 + each
     w3 = w2 + each
     if RESIDENT:
-        j = tl.arange(0, COLUMNS)
-        k = j[:, None]
-        mask = valid[:, None] & (j < size)[None, :]
+        mask = valid & (j < size)
+        unit, of = tl.arange(0, COLUMNS)[None, :], tl.arange(0, COLUMNS)[:, None]
+        if ROWS == 1:  # a stride of 1 that the compiler does not see, or it would have threads share a sum
+            of = of * one
+        m1 = _tile(w1, unit, of, pitch, size, pitch)
+        m2 = _tile(w2, unit, of, pitch, size, pitch)
+        m3 = _tile(w3, unit, of, pitch, size, pitch)
         if LSTM:
-            m0 = _tile(weight, j[None, :], k, pitch, size, pitch)
-        m1 = _tile(w1, j[None, :], k, pitch, size, pitch)
-        m2 = _tile(w2, j[None, :], k, pitch, size, pitch)
-        m3 = _tile(w3, j[None, :], k, pitch, size, pitch)
-        out = tl.full((ROWS, COLUMNS), 0.0, FLOAT)
+            m0 = _tile(weight, unit, of, pitch, size, pitch)
+        out = tl.full(mask.shape, 0.0, FLOAT)
         last = out
-        n0, n1, n2, n3 = _gates(
-            gates, bias_ih, bias_hh, i * steps, j, mask, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
-        )
+        # a step's gates are under way while products of the one before are taken, where registers are left for that
+        AHEAD: tl.constexpr = ROWS == 1 or COLUMNS < 128
+        if AHEAD:
+            n0, n1, n2, n3 = _gates(
+                gates, bias_ih, bias_hh, i * steps, j, mask, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
+            )
     for t in tl.range(0, steps, num_stages=1):
         at = i * steps + t
         row = tl.load(source + at, valid, other=-1)
         begins = row >= 0
         if RESIDENT:
-            first = (row * size)[:, None] + j[None, :]
-            fresh = mask & begins[:, None]
-            out = tl.where(begins[:, None], tl.load(state + first, fresh, other=0.0), out)
-            last = tl.where(begins[:, None], tl.load(cell + first, fresh, other=0.0), last) if LSTM else out
+            first = row * size + j
+            fresh = mask & begins
+            out = tl.where(begins, tl.load(state + first, fresh, other=0.0), out)
+            last = tl.where(begins, tl.load(cell + first, fresh, other=0.0), last) if LSTM else out
             left = out.to(weight.dtype.element_ty)
-            g0 = n0
-            g1 = n1
-            g2 = n2
-            g3 = n3
-            # the next step's are under way while this one's products are taken
-            more = mask & (at + 1 < (i + 1) * steps)[:, None]
-            n0, n1, n2, n3 = _gates(
-                gates, bias_ih, bias_hh, at + 1, j, more, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
-            )
+            if AHEAD:
+                g0 = n0
+                g1 = n1
+                g2 = n2
+                g3 = n3
+                more = mask & (at + 1 < (i + 1) * steps)
+                n0, n1, n2, n3 = _gates(
+                    gates, bias_ih, bias_hh, at + 1, j, more, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
+                )
+            else:
+                g0, g1, g2, g3 = _gates(
+                    gates, bias_ih, bias_hh, at, j, mask, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
+                )
             if LSTM:
                 g0 = _product(left, m0, g0, PRECISION)
             g1 = _product(left, m1, g1, PRECISION)
@@ -412,28 +450,28 @@ def _forward(
             g3 = _product(left, m3, g3, PRECISION)
             out, last = _finish(gates, h, c, at, j, mask, size, wide, last, g0, g1, g2, g3, LSTM, KEEP)
         else:
-            before = tl.where(begins, state + row * size, h + (at - 1) * size)[:, None]
-            before_last = tl.where(begins, cell + row * size, c + (at - 1) * size)[:, None]
+            before = tl.where(begins, state + row * size, h + (at - 1) * size)
+            before_last = tl.where(begins, cell + row * size, c + (at - 1) * size)
             for start in range(0, size, COLUMNS):
-                j = start + tl.arange(0, COLUMNS)
-                mask = valid[:, None] & (j < size)[None, :]
+                j = start + tl.arange(0, COLUMNS)[None, :]
+                mask = valid & (j < size)
                 g0, g1, g2, g3 = _gates(
                     gates, bias_ih, bias_hh, at, j, mask, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
                 )
-                last = tl.load(before_last + j[None, :], mask, other=0.0)
+                last = tl.load(before_last + j, mask, other=0.0)
                 for low in tl.range(0, size, DEPTH, num_stages=STAGES):
                     k = low + tl.arange(0, DEPTH)
-                    left = tl.load(before + k[None, :], valid[:, None] & (k < size)[None, :], other=0.0)
+                    left = tl.load(before + k[None, :], valid & (k < size)[None, :], other=0.0)
                     left = left.to(weight.dtype.element_ty)
                     k = k[:, None]
                     if LSTM:
-                        right = _tile(weight, j[None, :], k, pitch, size, pitch)
+                        right = _tile(weight, j, k, pitch, size, pitch)
                         g0 = _product(left, right, g0, PRECISION)
-                    right = _tile(w1, j[None, :], k, pitch, size, pitch)
+                    right = _tile(w1, j, k, pitch, size, pitch)
                     g1 = _product(left, right, g1, PRECISION)
-                    right = _tile(w2, j[None, :], k, pitch, size, pitch)
+                    right = _tile(w2, j, k, pitch, size, pitch)
                     g2 = _product(left, right, g2, PRECISION)
-                    right = _tile(w3, j[None, :], k, pitch, size, pitch)
+                    right = _tile(w3, j, k, pitch, size, pitch)
                     g3 = _product(left, right, g3, PRECISION)
                 _finish(gates, h, c, at, j, mask, size, wide, last, g0, g1, g2, g3, LSTM, KEEP)
             tl.debug_barrier()  # the next step reads what this one stored
@@ -450,11 +488,11 @@ def _gradients(
     if AGAIN:
         g0, g1, g2, g3 = _activated(g0, g1, g2, g3, LSTM)
     before = tl.where(row >= 0, cell + row * size, c + (at - 1) * size)
-    last = tl.load(before[:, None] + j[None, :], mask, other=0.0)
+    last = tl.load(before + j, mask, other=0.0)
     if OF_H:
         from_h += tl.load(of_h, mask, other=0.0)
     if LSTM:
-        now = _tanh(tl.load(c + (at * size)[:, None] + j[None, :], mask, other=0.0))
+        now = _tanh(tl.load(c + at * size + j, mask, other=0.0))
         from_c += from_h * g3 * (1 - now * now)
         if OF_C:
             from_c += tl.load(of_c, mask, other=0.0)
@@ -474,42 +512,42 @@ def _gradients(
     return d0, d1, d2, d3, past, from_c
 
 
-@triton.jit(do_not_specialize=["rows", "steps"])
+@triton.jit(do_not_specialize=["rows", "steps", "one"])
 def _backward(
     gates, weight, bias_ih, bias_hh, source, cell, c, of_h, of_c, carry_h, carry_c, starts_h, starts_c,
-    h0, h1, h2, c0, c1, c2, rows, steps, size, pitch,
+    h0, h1, h2, c0, c1, c2, rows, steps, size, pitch, one,
     LSTM: tl.constexpr, AGAIN: tl.constexpr, STARTS: tl.constexpr, OF_H: tl.constexpr, OF_C: tl.constexpr,
     IH: tl.constexpr, HH: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     FLOAT: tl.constexpr = c.dtype.element_ty
     KIND: tl.constexpr = weight.dtype.element_ty
-    i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    valid = i < rows
+    i, j, valid = _place(rows, ROWS, COLUMNS)
     if RESIDENT:
-        j = tl.arange(0, COLUMNS)
-        k = j[:, None]
-        mask = valid[:, None] & (j < size)[None, :]
+        mask = valid & (j < size)
         each = size * pitch
         w1 = weight + each * LSTM
+        unit, of = tl.arange(0, COLUMNS)[:, None], tl.arange(0, COLUMNS)[None, :]
+        if ROWS == 1:
+            of = of * one
+        m1 = _tile(w1, unit, of, pitch, size, pitch)
+        m2 = _tile(w1 + each, unit, of, pitch, size, pitch)
+        m3 = _tile(w1 + 2 * each, unit, of, pitch, size, pitch)
         if LSTM:
-            m0 = _tile(weight, k, j[None, :], pitch, size, pitch)
-        m1 = _tile(w1, k, j[None, :], pitch, size, pitch)
-        m2 = _tile(w1 + each, k, j[None, :], pitch, size, pitch)
-        m3 = _tile(w1 + 2 * each, k, j[None, :], pitch, size, pitch)
-        from_h = tl.full((ROWS, COLUMNS), 0.0, FLOAT)
+            m0 = _tile(weight, unit, of, pitch, size, pitch)
+        from_h = tl.full(mask.shape, 0.0, FLOAT)
         from_c = from_h
     for back in tl.range(0, steps, num_stages=1):
         t = steps - 1 - back
         at = i * steps + t
         row = tl.load(source + at, valid, other=-1)
-        begins = (row >= 0)[:, None]
-        step_h = of_h + (i * h0 + t * h1)[:, None]
-        step_c = of_c + (i * c0 + t * c1)[:, None]
-        start = (at * size)[:, None]
+        begins = row >= 0
+        step_h = of_h + i * h0 + t * h1
+        step_c = of_c + i * c0 + t * c1
+        start = at * size
         if RESIDENT:
             d0, d1, d2, d3, past, from_c = _gradients(
-                gates, bias_ih, bias_hh, cell, c, step_h + j[None, :] * h2, step_c + j[None, :] * c2,
+                gates, bias_ih, bias_hh, cell, c, step_h + j * h2, step_c + j * c2,
                 at, row, j, mask, size, from_h, from_c, FLOAT, LSTM, AGAIN, OF_H, OF_C, IH, HH,
             )  # fmt: skip
             if LSTM:
@@ -518,44 +556,44 @@ def _backward(
             past = _product(d2.to(KIND), m2, past, PRECISION)
             past = _product(d3.to(KIND), m3, past, PRECISION)
             if STARTS:
-                tl.store(starts_h + start + j[None, :], past, mask & begins)
+                tl.store(starts_h + start + j, past, mask & begins)
                 if LSTM:
-                    tl.store(starts_c + start + j[None, :], from_c, mask & begins)
+                    tl.store(starts_c + start + j, from_c, mask & begins)
             from_h = tl.where(begins, 0.0, past)
             from_c = tl.where(begins, 0.0, from_c)
         else:
             for low in range(0, size, COLUMNS):
-                j = low + tl.arange(0, COLUMNS)
-                mask = valid[:, None] & (j < size)[None, :]
-                carried = (i * size)[:, None] + j[None, :]
+                j = low + tl.arange(0, COLUMNS)[None, :]
+                mask = valid & (j < size)
+                carried = i * size + j
                 later = mask & (back > 0)
                 from_h = tl.load(carry_h + carried, later, other=0.0)
                 from_c = tl.load(carry_c + carried, later, other=0.0)
                 d0, d1, d2, d3, past, from_c = _gradients(
-                    gates, bias_ih, bias_hh, cell, c, step_h + j[None, :] * h2, step_c + j[None, :] * c2,
+                    gates, bias_ih, bias_hh, cell, c, step_h + j * h2, step_c + j * c2,
                     at, row, j, mask, size, from_h, from_c, FLOAT, LSTM, AGAIN, OF_H, OF_C, IH, HH,
                 )  # fmt: skip
                 tl.store(carry_h + carried, past, mask)
                 if LSTM:
                     if STARTS:
-                        tl.store(starts_c + start + j[None, :], from_c, mask & begins)
+                        tl.store(starts_c + start + j, from_c, mask & begins)
                     tl.store(carry_c + carried, tl.where(begins, 0.0, from_c), mask)
             tl.debug_barrier()  # the products take all gates, and other threads' part of what goes past them
             for low in range(0, size, COLUMNS):
-                j = low + tl.arange(0, COLUMNS)
-                mask = valid[:, None] & (j < size)[None, :]
-                carried = (i * size)[:, None] + j[None, :]
+                j = low + tl.arange(0, COLUMNS)[None, :]
+                mask = valid & (j < size)
+                carried = i * size + j
                 past = tl.load(carry_h + carried, mask, other=0.0)
                 for gate in tl.range(0, 3 + LSTM, num_stages=1):
                     column = gate + (0 if LSTM else gate // 2)  # behind r and z comes n's recurrent part
-                    part = gates + ((at * 4 + column) * size)[:, None]
+                    part = gates + (at * 4 + column) * size
                     for deep in tl.range(0, size, DEPTH, num_stages=STAGES):
                         k = deep + tl.arange(0, DEPTH)
-                        left = tl.load(part + k[None, :], valid[:, None] & (k < size)[None, :], other=0.0)
-                        right = _tile(weight + gate * size * pitch, k[:, None], j[None, :], pitch, size, pitch)
+                        left = tl.load(part + k[None, :], valid & (k < size)[None, :], other=0.0)
+                        right = _tile(weight + gate * size * pitch, k[:, None], j, pitch, size, pitch)
                         past = _product(left, right, past, PRECISION)
                 if STARTS:
-                    tl.store(starts_h + start + j[None, :], past, mask & begins)
+                    tl.store(starts_h + start + j, past, mask & begins)
                 tl.debug_barrier()  # threads may load what others write over
                 tl.store(carry_h + carried, tl.where(begins, 0.0, past), mask)
             tl.debug_barrier()  # the next step reads what this one stored
@@ -594,11 +632,6 @@ def _part(
     nothing = tl.full((1, COLUMNS), 0, tl.int32)
     tl.store(bias_ih + i[:, None] + nothing, of_inputs, valid & (k == inputs))
     tl.store(bias_hh + i[:, None] + nothing, of_states, valid & (k == inputs))
-
-
-@triton.jit
-def _plus(a, b):
-    return a + b
 
 
 @triton.jit(do_not_specialize=["steps"])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.dqn import KINDS, distance, total_of
+from rlcli.kernels.value_error import KINDS, distance, total_of, weights_of
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2.0)
@@ -146,7 +146,7 @@ def terms_of(
     values: Tensor, next_values: Tensor, log_prob: Tensor, log_alpha: Tensor, reward: Tensor, terminated: Tensor,
     steps: Tensor | None, weight: Tensor | None, gamma: float, target_entropy: float, kind: str,
 ) -> list[Tensor]:  # fmt: skip
-    n, alpha, weights = len(reward), float(log_alpha.exp()), _weights(weight)
+    n, alpha, weights = len(reward), float(log_alpha.exp()), weights_of(weight)
     target, errors, grads = np.empty(n, np.float32), values.new_empty(n), torch.empty_like(values)
     spans = np.empty(0, np.int64) if steps is None else steps.numpy()
     drawn = log_prob.numpy()
@@ -167,9 +167,5 @@ def actor_grad_of(
     _, half, low, high = box
     n, grad = len(noise), torch.empty_like(both[: len(noise)])
     given = (x.numpy() for x in (both[:n], noise, half))
-    actor_grad(*given, low, high, action_grads.numpy(), float(log_alpha.exp()), _weights(weight), grad.numpy())
+    actor_grad(*given, low, high, action_grads.numpy(), float(log_alpha.exp()), weights_of(weight), grad.numpy())
     return grad
-
-
-def _weights(weight: Tensor | None) -> np.ndarray:
-    return np.empty(0, np.float32) if weight is None else weight.numpy()

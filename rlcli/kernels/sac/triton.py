@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rlcli.kernels.loss_parts import distance, share_of, target_of, weight_of_all
 from rlcli.kernels.sac import FIGURES
 
 TILE = 2048  # elements of a program's block of rows
@@ -40,7 +41,7 @@ def draw_of(
 
 def terms_of(
     values: Tensor, next_values: Tensor, log_prob: Tensor, log_alpha: Tensor, reward: Tensor, terminated: Tensor,
-    steps: Tensor | None, weight: Tensor | None, gamma: float, target_entropy: float, distance: str,
+    steps: Tensor | None, weight: Tensor | None, gamma: float, target_entropy: float, kind: str,
 ) -> list[Tensor]:  # fmt: skip
     n = len(reward)
     grads, errors, short = torch.empty_like(values), values.new_empty(n), values.new_empty(())
@@ -49,7 +50,7 @@ def terms_of(
     _terms[(1,)](
         values, next_values, log_prob, log_alpha, reward, terminated.view(torch.uint8), spans, weights, gamma,
         math.log(gamma) if gamma > 0 else -math.inf, target_entropy, grads, errors, short, figures, n,
-        CRITICS=len(values), DISTANCE=distance, STEPS=steps is not None, WEIGHTS=weight is not None,
+        CRITICS=len(values), DISTANCE=kind, STEPS=steps is not None, WEIGHTS=weight is not None,
         ROWS=min(triton.next_power_of_2(n), ROWS),
     )  # fmt: skip
     return [grads, errors, short, figures]
@@ -83,19 +84,6 @@ def _kept(x, low, high):
 
 
 @triton.jit
-def _weight_of_all(weight, n, WEIGHTS: tl.constexpr):
-    total = tl.full([256], 0, tl.float64)
-    if WEIGHTS:
-        for start in range(0, n, 256):
-            row = start + tl.arange(0, 256)
-            total += tl.load(weight + row, row < n, other=0).to(tl.float64)
-        whole = tl.sum(total, 0)
-    else:
-        whole = n.to(tl.float64)
-    return whole
-
-
-@triton.jit
 def _draw(
     both, states, stored, noise, later_noise, centre, half, low, high, rows, log_prob, n, observed, dims,
     ROWS: tl.constexpr, WIDE: tl.constexpr,
@@ -123,25 +111,12 @@ def _draw(
 
 
 @triton.jit
-def _distance(miss, DISTANCE: tl.constexpr):
-    """Return a value error and its slope."""
-    size, sign = tl.abs(miss), tl.where(miss > 0, 1.0, tl.where(miss < 0, -1.0, miss))
-    if DISTANCE == "l2":
-        error, slope = miss * miss, miss + miss
-    elif DISTANCE == "l1":
-        error, slope = size, sign
-    else:
-        error, slope = tl.where(size < 1, 0.5 * miss * miss, size - 0.5), tl.where(size < 1, miss, sign)
-    return error, slope
-
-
-@triton.jit
 def _terms(
     values, next_values, log_prob, log_alpha, reward, terminated, steps, weight, gamma, log_gamma, target_entropy,
     grads, errors, short, figures, n,
     CRITICS: tl.constexpr, DISTANCE: tl.constexpr, STEPS: tl.constexpr, WEIGHTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    whole = _weight_of_all(weight, n, WEIGHTS)
+    whole = weight_of_all(weight, n, WEIGHTS)
     temperature = tl.load(log_alpha)
     alpha = tl.exp(temperature)
     actor, critic = tl.full([ROWS], 0, tl.float64), tl.full([ROWS], 0, tl.float64)
@@ -153,10 +128,7 @@ def _terms(
     for start in range(0, n, ROWS):
         row = start + tl.arange(0, ROWS)
         here = row < n
-        share = tl.where(here, 1.0, 0.0)
-        if WEIGHTS:
-            share = tl.load(weight + row, here, other=0).to(tl.float32)
-        share = share / whole.to(tl.float32)
+        share = share_of(weight, row, here, whole, WEIGHTS)
         next_least = tl.load(next_values + row, here, other=0)
         least, best = tl.load(values + n + row, here, other=0), tl.full([ROWS], 0, tl.int32)
         for c in tl.static_range(1, CRITICS):
@@ -165,17 +137,12 @@ def _terms(
             v = tl.load(values + (2 * c + 1) * n + row, here, other=0)
             less = (v < least) | ((v != v) & (least == least))
             least, best = tl.where(less, v, least), tl.where(less, c, best)
-        discount = gamma
-        if STEPS:
-            span = tl.load(steps + row, here, other=1).to(tl.float32)
-            discount = tl.where(span == 0, 1.0, tl.exp(span * log_gamma))
-        dead = tl.load(terminated + row, here, other=1) != 0
-        gain = discount * (next_least - alpha * tl.load(log_prob + n + row, here, other=0))
-        target = tl.load(reward + row, here, other=0).to(tl.float32) + tl.where(dead, 0.0, gain)
+        following = next_least - alpha * tl.load(log_prob + n + row, here, other=0)
+        target = target_of(reward, terminated, steps, following, row, here, gamma, log_gamma, STEPS)
         largest = tl.full([ROWS], 0, tl.float32)
         for c in tl.static_range(CRITICS):
             v = tl.load(values + 2 * c * n + row, here, other=0)
-            error, slope = _distance(v - target, DISTANCE)
+            error, slope = distance(v - target, DISTANCE)
             size = tl.abs(v - target)
             largest = tl.where((size > largest) | (size != size), size, largest)
             tl.store(grads + 2 * c * n + row, share * slope, here)
@@ -205,15 +172,12 @@ def _actor_grad(
     both, noise, action_grads, log_alpha, weight, half, low, high, grad, n, dims,
     CRITICS: tl.constexpr, WEIGHTS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    whole = _weight_of_all(weight, n, WEIGHTS)
+    whole = weight_of_all(weight, n, WEIGHTS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dim = tl.arange(0, WIDE)[None, :]
     here = (row < n)[:, None] & (dim < dims)
     at, of = row[:, None] * dims + dim, row[:, None] * 2 * dims + dim
-    share = tl.full([ROWS], 1, tl.float32)
-    if WEIGHTS:
-        share = tl.load(weight + row, row < n, other=0).to(tl.float32)
-    share = (share * tl.exp(tl.load(log_alpha)) / whole.to(tl.float32))[:, None]
+    share = (share_of(weight, row, row < n, whole, WEIGHTS) * tl.exp(tl.load(log_alpha)))[:, None]
     raw, z = tl.load(both + of + dims, here, other=0), tl.load(noise + at, here, other=0)
     scale = tl.exp(_kept(raw, low, high))
     y, rest = _tanh(tl.load(both + of, here, other=0) + scale * z)

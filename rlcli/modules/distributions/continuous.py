@@ -38,7 +38,12 @@ def standard_normal(params: Params, generator: torch.Generator | Ahead | None) -
     if generator is not None and not isinstance(generator, torch.Generator):
         return generator.normal(shape, loc)
     where = loc.device if generator is None else generator.device
-    return torch.randn(shape, generator=generator, dtype=loc.dtype, device=where).to(loc.device)
+    noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=where)
+    if where == loc.device:
+        return noise
+    from rlcli.graphs.static import brought
+
+    return brought(noise, loc.device)
 
 
 def as_scale(scale: Tensor | float, loc: Tensor) -> Tensor:
@@ -79,15 +84,6 @@ class NormalFamily(Family):
         (a, s), (b, t) = old, new
         return self._sum((t / s).log() + 0.5 * ((s / t) ** 2 + ((a - b) / t) ** 2 - 1))
 
-    def mode(self, params: Params) -> Tensor:
-        return params[0]
-
-    def mean(self, params: Params) -> Tensor:
-        return params[0]
-
-    def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
-        return self.rsample((params[0].detach(), params[1].detach()), generator)
-
     def rsample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         return params[0] + params[1] * standard_normal(params, generator)
 
@@ -102,9 +98,6 @@ class NormalFamily(Family):
     def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         out = np.multiply(params[1], noise, out)
         return np.add(out, params[0], out)
-
-    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
-        return np.positive(params[0], out)
 
 
 NORMAL = NormalFamily()
@@ -328,15 +321,6 @@ class DeltaFamily(Family):
         """0: of a discrete distribution with one outcome."""
         return params[0].new_zeros(params[0].shape[:-1])
 
-    def mode(self, params: Params) -> Tensor:
-        return params[0]
-
-    def mean(self, params: Params) -> Tensor:
-        return params[0]
-
-    def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
-        return params[0].detach()
-
     def rsample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         return params[0]
 
@@ -348,9 +332,6 @@ class DeltaFamily(Family):
 
     def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return self.mode_rows(params, out)
-
-    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
-        return np.positive(params[0], out)
 
 
 DELTA = DeltaFamily()

@@ -85,17 +85,17 @@ class Family(ABC):
         draws = [self.sample(old) for _ in range(samples)]
         return torch.stack([self.log_prob(old, x) - self.log_prob(new, x) for x in draws]).mean(0)
 
-    @abstractmethod
     def mode(self, params: Params) -> Tensor:
-        """The action that a deterministic policy takes."""
+        """The action that a deterministic policy takes: by default the first parameter."""
+        return params[0]
 
-    @abstractmethod
     def mean(self, params: Params) -> Tensor:
-        """The expected action; raises where an average of actions has no meaning."""
+        """The expected action, by default the first parameter; raises where an average of actions has no meaning."""
+        return params[0]
 
-    @abstractmethod
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         """One action per row, without gradient; from torch's global generator if none is given."""
+        return self.rsample(tuple(param.detach() for param in params), generator)
 
     def rsample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         """A sample through which gradients reach the parameters."""
@@ -138,9 +138,9 @@ class Family(ABC):
         """`draw` of numpy, into memory that is there."""
         return self.mode_rows((params[0] + noise,), out)
 
-    @abstractmethod
     def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
         """`mode` of numpy, `[n, k]`, in the layout that is stored."""
+        return np.positive(params[0], out)
 
 
 class FamilyDistribution(torch.distributions.Distribution):

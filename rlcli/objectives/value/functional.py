@@ -14,23 +14,6 @@ from rlcli.errors import ArgumentError
 from rlcli.kernels.scan import Rate, check_shapes, scan
 from rlcli.objectives.value.reading import need_rate
 
-__all__ = [
-    "generalized_advantage_estimate",
-    "reward2go",
-    "td0_advantage_estimate",
-    "td0_return_estimate",
-    "td1_advantage_estimate",
-    "td1_return_estimate",
-    "td_lambda_advantage_estimate",
-    "td_lambda_return_estimate",
-    "vec_generalized_advantage_estimate",
-    "vec_td1_advantage_estimate",
-    "vec_td1_return_estimate",
-    "vec_td_lambda_advantage_estimate",
-    "vec_td_lambda_return_estimate",
-    "vtrace_advantage_estimate",
-]
-
 
 def generalized_advantage_estimate(
     gamma: Rate,
@@ -273,3 +256,4 @@ vec_generalized_advantage_estimate = generalized_advantage_estimate
 vec_td1_return_estimate, vec_td1_advantage_estimate = td1_return_estimate, td1_advantage_estimate
 vec_td_lambda_return_estimate = td_lambda_return_estimate
 vec_td_lambda_advantage_estimate = td_lambda_advantage_estimate
+__all__ = ["reward2go", *(name for name in dir() if name.endswith("_estimate"))]

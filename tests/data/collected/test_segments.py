@@ -277,7 +277,7 @@ def test_values_that_are_not_tensors_are_refused(tmp_path):
     with SegmentWriter(tmp_path) as writer, refused(ArgumentError, "text tensor"):
         writer.append(batch)
     with SegmentWriter(tmp_path, resume=True) as writer, pytest.raises(ArgumentError, match="complex"):
-        writer.append(TensorDict({"x": torch.zeros(2, dtype=torch.complex64)}, [2]))
+        writer.append(TensorDict({"x": torch.zeros(2, dtype=torch.complex128)}, [2]))
 
 
 def hold(folder, ready, done):

@@ -149,7 +149,6 @@ def test_draws_are_refused_with_what_to_change():
     with pytest.raises(ArgumentError, match=r"span.*Use at most 3, or True"):
         ring.index.draw(RandomStream(0), 2, 4, span=9)
     refused(ArgumentError, "weighting length", lambda: ring.index.draw(RandomStream(0), 2, 4, weighting="length"))
-    refused(ArgumentError, "stored yet", lambda: Ring(LazyTensorStorage(5)).index.draw(RandomStream(0), 2, 4))
 
 
 def test_uniform_numbers_continue_from_a_saved_state():

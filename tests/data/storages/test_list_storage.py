@@ -189,12 +189,4 @@ def test_like_is_stacked_and_the_rest_stays_a_list():
 
 def test_what_needs_columns_is_refused():
     storage = ListStorage(3)
-    for work in (
-        lambda: storage.declare({}, 3),
-        lambda: storage.write(0, {}),
-        lambda: storage.gather(np.arange(1)),
-        lambda: storage.scatter(np.arange(1), {}),
-    ):
-        with refused(ArgumentError, "columns"):
-            work()
     refused(ArgumentError, "place file", lambda: ObjectRing(storage).state_dict())

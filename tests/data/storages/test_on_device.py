@@ -14,7 +14,7 @@ from rlcli.data.samplers import PrioritizedSampler, PrioritizedSliceSampler, Ran
 from rlcli.data.storages import LazyTensorStorage
 from rlcli.data.storages import tensor as tensor_module
 from rlcli.errors import ResourceError
-from rlcli.graphs import host
+from rlcli.graphs import host, static
 from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
 
 LENGTH, WRITES, SIZE = 24, 7, 96
@@ -126,6 +126,27 @@ def test_samples_are_those_of_memory(way, sampler, ndim, elsewhere):
                 for buffer, sample in zip((here, there), drawn, strict=True):
                     buffer.sampler.update_priority(buffer.ring, sample["index"].numpy(), torch.arange(24) / 7)
     same(here[:], there[:])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_several_samples_are_those_of_memory_one_by_one(way, sampler, elsewhere, monkeypatch):
+    here = made(way, sampler)
+    elsewhere()
+    there, copies = made(way, sampler), []
+    for batch in batches(way, 5):
+        here.extend(batch.clone())
+        there.extend(batch)
+        for name, module in (("read", elsewhere_module), ("info", stream_module)):
+            monkeypatch.setattr(module, "sent", lambda *a, f=static.sent, name=name: (copies.append(name), f(*a))[1])
+        copies.clear()
+        found = [*there.samples(11)]
+        joined = sampler == "random" and way not in ("delta", "compact", "n steps")
+        assert copies.count("read") == 2 if joined else copies.count("read") >= 11
+        assert len(found) == 11
+        for sample in found:
+            same(here.sample(), sample)
+    assert len([*here.samples(3)]) == 3
 
 
 @pytest.mark.parametrize("way", WAYS)

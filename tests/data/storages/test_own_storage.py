@@ -9,7 +9,7 @@ import pytest
 import torch
 from episodes import episodes
 from face import Ring, refused
-from rows_of import columns, fields, live, same, steps
+from rows_of import live, same, steps
 from tensordict import TensorDict
 
 from rlcli.data import (
@@ -86,35 +86,6 @@ def test_a_ring_reads_what_it_reads_from_plain_memory(name):
     for ring in (own, plain):
         ring.overwrite(np.array([3, 7, 3]), steps(9, 1, 3).reshape(-1))
     assert same(live(own), live(plain))
-
-
-def test_rows_are_laid_out_anew_where_a_value_outgrows_its_code():
-    def counted(ring):
-        for first in (0, 100, 100_000):
-            batch = steps(first).exclude("pixels", ("next", "pixels"))
-            batch["count"] = torch.arange(first, first + 10).view(2, 5, 1)
-            ring.extend(batch)
-        return ring
-
-    own, plain = (counted(Ring(make(40, ndim=2), codes=True)) for make in (ZippedStorage, LazyTensorStorage))
-    assert own.contents.relaid and own.contents.codes == plain.contents.codes
-    assert same(live(own), live(plain))
-
-
-def test_a_layout_that_cannot_be_written_leaves_the_rows_as_they_were():
-    storage = ZippedStorage(30)
-    storage.declare(fields(), 30)
-    storage.write(10, columns(25, 0))
-    other = {key: field for key, field in fields().items() if key != "flag"}
-
-    def again(numbers, old):
-        return {key: column[:-1] if key == "observation" else column for key, column in old.items()}
-
-    with pytest.raises(ValueError):
-        storage.exchange(other, [], again, [np.arange(10, 20), np.arange(20, 35)])
-    assert same(storage.gather(np.arange(10, 35) % 30), columns(25, 0))
-    storage.exchange(other, list(other), lambda numbers, old: {}, [np.arange(10, 35)])
-    assert same(storage.gather(np.arange(10, 35) % 30), {key: columns(25, 0)[key] for key in other})
 
 
 @pytest.mark.parametrize("kind", [ZippedStorage, BackwardsStorage])
@@ -264,7 +235,7 @@ def test_what_it_writes_is_read_back_by_itself_wherever_the_rows_go(tmp_path, ki
     rb = ReplayBuffer(storage=storage("rows"), codes=codes)
     for first in range(0, 250, 50):
         rb.extend(counted(first))
-    rb.extend(counted(250, largest=10**6))  # laid out anew, where codes are used
+    rb.extend(counted(250, largest=10**6))
     rb[[3]] = counted(3, 1)
     wanted = [*range(300)], [0] * 250 + [10**6] * 50
     assert read(rb) == wanted

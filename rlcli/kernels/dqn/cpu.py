@@ -8,31 +8,11 @@ Per row, with the action taken `a`, weight `w` and the sum of weights `W`,
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rlcli.kernels.compiled import compiled
-
-KINDS = {"l2": 0, "l1": 1, "smooth_l1": 2}
-
-
-@compiled()
-def distance(miss, kind, one):
-    """Return a value error and its slope: squared, absolute, or Huber's with delta `one` (1 of a dtype)."""
-    if kind == 0:
-        return miss * miss, miss + miss
-    size, half = abs(miss), one / (one + one)
-    if kind == 2 and size < one:
-        return half * miss * miss, miss
-    sign = one if miss > 0 else (-one if miss < 0 else miss)
-    return (size, sign) if kind == 1 else (size - half, sign)
-
-
-@compiled()
-def total_of(weight, count):
-    """Sum the rows' weights, 1 each where `weight` is empty."""
-    total = 0.0
-    for i in range(count):
-        total += weight[i] if weight.shape[0] else 1.0
-    return total
+from rlcli.kernels.value_error import KINDS, distance, total_of, weights_of
 
 
 @compiled()
@@ -74,3 +54,15 @@ def q_learning(values, action, next_values, choosing, reward, terminated, gamma,
         loss += share * error
         mean += values[i, action[i]]
     return loss, mean / count
+
+
+def q_learning_of(
+    values: Tensor, action: Tensor, next_values: Tensor, choosing: Tensor, reward: Tensor, terminated: Tensor,
+    steps: Tensor | None, weight: Tensor | None, gamma: float, kind: str,
+) -> list[Tensor]:  # fmt: skip
+    """See `rlcli.kernels.dqn`."""
+    spans = np.empty(0, np.int64) if steps is None else steps.numpy()
+    grad, errors = torch.empty_like(values, memory_format=torch.contiguous_format), values.new_empty(len(values))
+    given = (x.numpy() for x in (values, action, next_values, choosing, reward, terminated))
+    figures = q_learning(*given, gamma, spans, weights_of(weight), KINDS[kind], grad.numpy(), errors.numpy())
+    return [grad, errors, torch.tensor(figures)]
