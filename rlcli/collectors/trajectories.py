@@ -117,15 +117,11 @@ class CompleteTrajectories:
         """Add a piece, joined with earlier ones that are not longer: few pieces, and each row is copied seldom."""
         pieces = self._open.setdefault(lane, [])
         while pieces and len(pieces[-1]) <= len(piece):
-            piece = joined(pieces.pop(), piece)
+            piece = joined([pieces.pop(), piece])
         pieces.append(piece)
 
     def _close(self, lane: int) -> Piece:
-        pieces = self._open.pop(lane)
-        piece = pieces.pop()
-        while pieces:
-            piece = joined(pieces.pop(), piece)
-        return piece
+        return joined(self._open.pop(lane))
 
     def _cut_short(self, lane: int) -> None:
         piece = self._close(lane)
@@ -229,40 +225,36 @@ class Cutter:
         return Sparse(sparse.at[among] - first, sparse.rows[among].clone(), sparse.nothing)
 
 
-def joined(first: Piece, second: Piece) -> Piece:
-    """Join two pieces of a trajectory, the second right after the first."""
-    rows = {key: torch.cat((x, second.rows[key])) for key, x in first.rows.items()}
-    few = {key: one_after_another([x, second.few[key]], [len(first), len(second)]) for key, x in first.few.items()}
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Join pieces, each right after the one before."""
+    first, before = pieces[0], [*accumulate(map(len, pieces), initial=0)]
+    if len(pieces) == 1:
+        return first
+    rows = {key: torch.cat([piece.rows[key] for piece in pieces]) for key in first.rows}
+    few = {}
+    for key, sparse in first.few.items():
+        at = torch.cat([piece.few[key].at + start for piece, start in zip(pieces, before, strict=False)])
+        few[key] = Sparse(at, torch.cat([piece.few[key].rows for piece in pieces]), sparse.nothing)
     if not first.extra:
         return Piece(rows, few=few)
-    seen = all(_same(x[-1:], second.rows[key][:1]).item() for key, x in first.extra.items())
-    kept = len(first.ends) - seen  # where they meet, the next observation is the second's first row, byte for byte
-    ends = torch.cat((first.ends[:kept], second.ends + len(first)))
-    return Piece(rows, ends, {key: torch.cat((x[:kept], second.extra[key])) for key, x in first.extra.items()}, few)
-
-
-def one_after_another(parts: Sequence[Sparse], lengths: Sequence[int]) -> Sparse:
-    """Join a column of few rows, of parts that have so many rows in all."""
-    before = accumulate(lengths, initial=0)
-    at = torch.cat([part.at + start for part, start in zip(parts, before, strict=False)])
-    return Sparse(at, torch.cat([part.rows for part in parts]), parts[0].nothing)
+    ends = torch.cat([piece.ends + start for piece, start in zip(pieces, before, strict=False)])
+    extra = {key: torch.cat([piece.extra[key] for piece in pieces]) for key in first.extra}
+    # where two meet, the next observation may be the second's first row, byte for byte
+    seams, below = torch.searchsorted(ends, torch.tensor(before[1:-1]) - 1), before[1:-1]
+    seen = torch.stack([_same(x[seams.to(x.device)], rows[key][below]) for key, x in extra.items()]).all(0).cpu()
+    kept = torch.ones(len(ends), dtype=torch.bool).index_fill(0, seams[seen], False)
+    return Piece(rows, ends[kept], {key: x[kept.to(x.device)] for key, x in extra.items()}, few)
 
 
 def end_to_end(pieces: Sequence[Piece]) -> TensorDictBase:
     """Join whole trajectories to ``[frames]``; what is lazy stays lazy."""
-    rows = {key: torch.cat([piece.rows[key] for piece in pieces]) for key in pieces[0].rows}
-    frames = sum(map(len, pieces))
-    flat = TensorDict({}, batch_size=(frames,), names=["time"])
-    for key, x in rows.items():
+    whole = joined(pieces)
+    flat = TensorDict({}, batch_size=(len(whole),), names=["time"])
+    for key, x in whole.rows.items():
         flat.set(key, x)
-    device, lengths = next(iter(rows.values())).device, [*map(len, pieces)]
-    few = {key: one_after_another([p.few[key] for p in pieces], lengths).to(device) for key in pieces[0].few}
-    if not pieces[0].extra:
-        return unpack(Packed(flat, None, {}, few))
-    before = accumulate(lengths, initial=0)
-    ends = torch.cat([piece.ends + start for piece, start in zip(pieces, before, strict=False)]).to(torch.int32)
-    extra = {key: torch.cat([piece.extra[key] for piece in pieces]) for key in pieces[0].extra}
-    return unpack(Packed(flat, ends.to(device), extra, few))
+    device = whole.rows[DONE].device
+    ends = whole.ends.to(device, torch.int32) if whole.extra else None
+    return unpack(Packed(flat, ends, whole.extra, {key: sparse.to(device) for key, sparse in whole.few.items()}))
 
 
 def _odd_rows(columns: dict[Key, Tensor], following: dict[Key, Tensor]) -> Tensor | None:

@@ -2,11 +2,8 @@
 
 Import a module that uses this inside the function that needs it: numba takes half a second to load.
 
-Here too: bytes at an address, inside a compiled loop, copied, compared, read and written; and words that processes
-share. Nothing is checked: whoever calls keeps the memory alive and knows its size. A word that one process stores and
-others load is 8 bytes, in an order that every processor keeps: a release store is seen after all that was written
-before it; what is read after an acquire load is at least as new as that store. On x86 these are plain moves; on ARM
-they are not, and nothing in Python or numpy promises either.
+Here too: bytes at an address, inside a compiled loop, copied, compared, read and written. Nothing is checked: whoever
+calls keeps the memory alive and knows its size.
 """
 
 from __future__ import annotations
@@ -161,39 +158,3 @@ def pointer(typing: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), generate
-
-
-# ---- words that processes share ------------------------------------------------------------------------------------
-_WORD = ir.IntType(64)
-
-
-@typed_intrinsic
-def store_release(typing: Any, address: Any, value: Any) -> Any:
-    """Write an aligned word after all that this thread wrote before."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store_atomic(args[1], builder.inttoptr(args[0], ir.PointerType(_WORD)), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-@typed_intrinsic
-def load_acquire(typing: Any, address: Any) -> Any:
-    """Read an aligned word before all that this thread reads after it."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(args[0], ir.PointerType(_WORD)), "acquire", 8)
-
-    return types.int64(types.int64), generate
-
-
-@compiled()
-def publish(address: int, value: int) -> None:
-    """`store_release`, for Python."""
-    store_release(address, value)
-
-
-@compiled()
-def published(address: int) -> int:
-    return load_acquire(address)

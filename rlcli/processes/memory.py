@@ -14,13 +14,9 @@ def process_memory() -> tuple[int, int]:
     import psutil
 
     now = psutil.Process().memory_info().rss
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return now, max(now, int(line.split()[1]) * 1024)
     unit = 1 if sys.platform == "darwin" else 1024
-    return now, max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    peak = _statistic(ROOT / "proc/self/status", "VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return now, max(now, peak * unit)
 
 
 def give_back() -> None:

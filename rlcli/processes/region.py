@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,3 +62,10 @@ def _new(size: int) -> int:
             "there is not enough shared memory for the workers", where=f"{size:,} bytes", why=error.strerror
         ) from error
     return fd
+
+
+def fence() -> None:
+    """Keep loads and stores on their side of here, on processors that reorder them too."""
+    for _ in range(2):
+        with threading.Lock():  # nobody else's, which a Ctrl-C could leave locked
+            pass

@@ -32,23 +32,9 @@ from rlcli.processes.region import Region
 from rlcli.processes.replacing import Lost, Owner
 from rlcli.processes.watchdog import ENDED_BY, say
 from rlcli.processes.worker import Worker
+from rlcli.vec_envs import shard
 from rlcli.vec_envs.episodes import broken, named, place_of
 from rlcli.vec_envs.replay import ReplayableVecEnv
-from rlcli.vec_envs.shard import (
-    AHEAD,
-    CALL,
-    CUT,
-    INFOS,
-    RESET,
-    STEP,
-    STEP_ON,
-    TARGET,
-    TERMINATED,
-    Shard,
-    described,
-    memory_of,
-    numbered,
-)
 from rlcli.vec_envs.vec_env import NONE
 from rlcli.vec_envs.workers import shared_out
 
@@ -59,7 +45,7 @@ _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one ent
 class ParallelVecEnv(ReplayableVecEnv, Owner):
     """Step gymnasium envs in worker processes, perhaps some in this one; see `ParallelEnv`."""
 
-    own: Shard | None = None
+    own: shard.Shard | None = None
     fix = "Fix the cause; env.mode=serial shows it in one process."
     _tried: Any = None  # shared, one number a worker: how far it has come in a try or a replay
 
@@ -82,7 +68,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
         self.restarts = [(0, 0)] * workers
         self._fallen: set[int] = set()  # workers whose lanes are in no episode, since they are new
         self.step_timeout = None  # until all is made
-        start = partial(Worker, TARGET, start_method=start_method, preload=[TARGET.partition(":")[0]])
+        start = partial(Worker, shard.TARGET, start_method=start_method, preload=[shard.TARGET.partition(":")[0]])
         self.group = WorkerGroup(start, workers, owner=self, on_error=on_worker_error)
         try:
             answers = self._build(first)
@@ -93,7 +79,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
                 limits=[n for each in answers for n in each["limits"]],
             )  # fmt: skip
             self.heavy = sorted({name for each in answers for name in each.get("heavy", ())})
-            self._region = Region(memory_of(self.n, workers, self.schema, self.actions))
+            self._region = Region(shard.memory_of(self.n, workers, self.schema, self.actions))
             self.group.set_up("share", ParallelVecEnv._share)
         except BaseException:
             self.close()
@@ -122,14 +108,14 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
 
         def build(self: ParallelVecEnv, only: Sequence[int]) -> list[Any]:
             each = [self._built[self._beside + index] for index in only]
-            self.group.send(CALL, [packed(("build", one, {})) for one in each], only=only)
+            self.group.send(shard.CALL, [packed(("build", one, {})) for one in each], only=only)
             if self._beside:
-                self.own = Shard(*self._built[0], first)
+                self.own = shard.Shard(*self._built[0], first)
             return self.group.answers()
 
         answers = self.group.set_up("build", build)
         if self.own is not None:
-            answers.insert(0, described(self.own))
+            answers.insert(0, shard.described(self.own))
         self.name = answers[0]["name"]
         for part, other in zip(self.parts, answers, strict=True):
             if other["spaces"] != answers[0]["spaces"]:
@@ -145,7 +131,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
         for index in only:
             cells[index] = 0
         calls = [packed(("share", (self.n, workers, index), {})) for index in only]
-        self.group.send(CALL, calls, only=only, attachments=[self._region.fd])
+        self.group.send(shard.CALL, calls, only=only, attachments=[self._region.fd])
         self.group.open_lines(cells, only)
         return self.group.answers()
 
@@ -174,7 +160,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
 
         def call(self: ParallelVecEnv, only: Sequence[int]) -> list[Any]:
             bodies = [packed((name, (), given(self, self._beside + index))) for index in only]
-            self.group.send(CALL, bodies, only=only)
+            self.group.send(shard.CALL, bodies, only=only)
             if self.own is not None:
                 mine.append(getattr(self.own.vec_env, name)(**given(self, 0)))
             return self.group.answers()
@@ -260,7 +246,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
         first = self._apart  # lanes from here on have not begun, for sure
         self.during = "reset"
         try:
-            self.group.send(RESET, only=busy)
+            self.group.send(shard.RESET, only=busy)
             if own is not None and any(lane < first for lane in chosen):
                 own.reset(reset, t)
             first = self.n
@@ -270,7 +256,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
                 busy = [index for index in new if index in busy]
                 for index in busy:
                     book[self.parts[index]] = written[self.parts[index]]
-                self.group.order(RESET, only=busy)
+                self.group.order(shard.RESET, only=busy)
                 self._fallen.difference_update(i for i in busy if set(self.parts[i]) <= set(chosen))
         except BaseException as error:
             waits = (place for place, lane in enumerate(chosen) if book[lane, 2] or lane >= first)
@@ -290,7 +276,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
     def _take_over(self, row: Sequence[tuple[np.ndarray, np.ndarray]], lanes: Sequence[int]) -> bool:
         """Say whether all of these envs were reset ahead, as they are to be now."""
         for lane in lanes:
-            if not self._flags[lane] & AHEAD or self._seeds[lane] != numbered(self.next_seed(lane)):
+            if not self._flags[lane] & shard.AHEAD or self._seeds[lane] != shard.numbered(self.next_seed(lane)):
                 return False
         self.begin_episodes(lanes)
         if self.group.goes_on:
@@ -333,7 +319,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             try:
                 group.settle()
                 lanes._actions[...] = actions
-                group.send(STEP_ON if ahead else STEP, only=lanes._standing() if lanes._fallen else None)
+                group.send(shard.STEP_ON if ahead else shard.STEP, only=lanes._standing() if lanes._fallen else None)
                 mine = own.step(own_step, t, actions[:apart], ahead) if own is not None else None
                 others = group.answers()
             except Lost as lost:
@@ -346,7 +332,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             if own is not None:
                 others = [mine, *others]
             for part, answer in zip(lanes.parts, others, strict=True) if any(others) else ():
-                if answer and (infos := answer.pop(INFOS, None)):
+                if answer and (infos := answer.pop(shard.INFOS, None)):
                     outcome.infos |= {(t, part.start + lane): info for lane, info in infos.items()}
             if outcome.rewards or any(others):
                 lanes._keep_apart(others)
@@ -357,7 +343,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             done = np.flatnonzero(lanes._flags).tolist()
             for lane in done:
                 flags = int(lanes._flags[lane])
-                outcome.ends.append((t, lane, bool(flags & TERMINATED), bool(flags & CUT)))
+                outcome.ends.append((t, lane, bool(flags & shard.TERMINATED), bool(flags & shard.CUT)))
             return done
 
         def reset(t: int, done: Sequence[int]) -> None:
@@ -379,7 +365,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             self.group.replace_failed()
         for index in self._fallen:
             part, (times, lost) = slice(self.parts[index].start, self.parts[index].stop), self.restarts[index]
-            others[index], self._flags[part], self._rewards[part] = None, CUT, 0.0
+            others[index], self._flags[part], self._rewards[part] = None, shard.CUT, 0.0
             for key, shared in self._shared.items():
                 shared[part] = self._last[key][part]
             self.restarts[index] = times, lost + len(self.parts[index])

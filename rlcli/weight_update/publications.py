@@ -9,21 +9,13 @@ reader   takes the count, then of each model the newest slot that no later publi
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 
-from rlcli.processes.region import Arrays
+from rlcli.processes.region import Arrays, fence
 
 COUNT: Arrays = {"count": ((1,), np.dtype(np.int64))}
-
-
-def _fence() -> None:
-    """Keep loads and stores on their side of here, on processors that reorder them too."""
-    for _ in range(2):
-        with threading.Lock():  # nobody else's, which a Ctrl-C could leave locked
-            pass
 
 
 class Overtaken(Exception):
@@ -51,7 +43,7 @@ class Publications:
         number = self.count + 1
         for marks, slot in staged:
             marks[slot] = number
-        _fence()
+        fence()
         self._count[0] = number
 
     @contextlib.contextmanager
@@ -66,4 +58,4 @@ class Publications:
     def look(self) -> None:
         """Take the newest publication as the one that is read."""
         self.seen = self.count
-        _fence()
+        fence()

@@ -18,15 +18,17 @@ import torch
 
 from rlcli.collectors.batch import FinalObservations, Kept
 from rlcli.collectors.finish import Filled, Seconds
+from rlcli.collectors.workers.each import alike
 from rlcli.collectors.workers.worker import WorkerBatch
-from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS, Key, show
 
 
 def merged(parts: Sequence[WorkerBatch], memory: Mapping[Key, np.ndarray]) -> Filled:
     """Join the workers' batches (in the order of their envs) to one in `memory` `[N, T, *]`."""
     first = parts[0]
-    _check_alike(parts)
+    alike([{*part.keys, *part.late} for part in parts], "the workers' batches do not hold the same keys",
+          lambda *keys: f"only one of them has {', '.join(sorted(map(show, set.symmetric_difference(*keys))))}",
+          "Give all workers envs and hooks of one kind.")  # fmt: skip
     steps = max(part.steps for part in parts)
     columns = {}
     for key in first.keys:
@@ -89,17 +91,6 @@ def _placed(parts: Sequence[WorkerBatch]) -> list[tuple[WorkerBatch, int]]:
 def _column(part: WorkerBatch, memory: Mapping[Key, np.ndarray], key: Key, at: int) -> np.ndarray:
     apart = part.columns.get(key)
     return memory[key][at : at + part.lanes, : part.steps] if apart is None else apart
-
-
-def _check_alike(parts: Sequence[WorkerBatch]) -> None:
-    first = {*parts[0].keys, *parts[0].late}
-    for index, part in enumerate(parts):
-        if differing := first ^ {*part.keys, *part.late}:
-            raise ArgumentError(
-                "the workers' batches do not hold the same keys", where=f"workers 0 and {index}",
-                why=f"only one of them has {', '.join(sorted(map(show, differing)))}",
-                fix="Give all workers envs and hooks of one kind.",
-            )  # fmt: skip
 
 
 def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:

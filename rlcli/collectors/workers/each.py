@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,18 +62,17 @@ def warn_of_cores(workers: int) -> None:
 
 def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
     """Refuse workers whose envs take different actions, or are single and batched: both may look alike in a batch."""
-    first = about[0]["actions"]
-    for index, facts in enumerate(about):
-        if facts["batched"] != about[0]["batched"]:
-            single, several = sorted((0, index), key=lambda worker: about[worker]["batched"])
-            raise ArgumentError(
-                "some workers have a single env, and some a batch of envs", where=f"workers {single} and {several}",
-                why="their batches have different shapes", fix="SerialEnv(1, ...) is a batch of one.",
-            )  # fmt: skip
-    for index, facts in enumerate(about):
-        refuse(facts["actions"] != first, "the workers' envs do not take the same actions",
-               where=f"workers 0 and {index}", why=f"{first} against {facts['actions']}",
-               fix="Give all workers envs with the same actions.")  # fmt: skip
+    alike([facts["batched"] for facts in about], "some workers have a single env, and some a batch of envs",
+          lambda *_: "their batches have different shapes", "SerialEnv(1, ...) is a batch of one.")  # fmt: skip
+    alike([facts["actions"] for facts in about], "the workers' envs do not take the same actions",
+          "{} against {}".format, "Give all workers envs with the same actions.")  # fmt: skip
+
+
+def alike(each: Sequence[Any], what: str, why: Callable[[Any, Any], str], fix: str) -> None:
+    """Refuse workers of which one differs from the first in this."""
+    for index, one in enumerate(each):
+        if one != each[0]:
+            raise ArgumentError(what, where=f"workers 0 and {index}", why=why(each[0], one), fix=fix)
 
 
 def check_names(options: Mapping[str, Any], kind: type) -> None:

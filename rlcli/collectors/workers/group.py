@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from rlcli import arguments
-from rlcli.collectors.workers.each import WorkerRecord
+from rlcli.collectors.workers.each import WorkerRecord, alike
 from rlcli.collectors.workers.rows import CALL, BatchRequest, LocalRows, RemoteRows
 from rlcli.collectors.workers.worker import WorkerBatch, WorkerSpec
 from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely
-from rlcli.keys import Key, show
+from rlcli.keys import show
 from rlcli.processes.channel import packed
 from rlcli.processes.replacing import NOT_REPLACED, POLICIES, Call, Lost, Owner
 from rlcli.processes.watchdog import say
@@ -115,21 +115,13 @@ class CollectorWorkers(Owner):
     def new_batch(self, steps: int, random_frames: int, only: range | None = None) -> Any:
         if self._columns is None:
             look = _to_all("look", random_frames)
-            self._columns = self._alike(self.processes.set_up("look", look, replaces=True))
+            schemas = self.processes.set_up("look", look, replaces=True)
+            alike(schemas, "the workers' envs do not show the same", _against,
+                  "Give all workers envs with the same observations and actions.")  # fmt: skip
+            self._columns = schemas[0]
         lanes = sum(self.records[index].lanes for index in only or range(len(self)))
         memory = {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in self._columns.items()}
         return self.rows.new_batch(memory, steps)
-
-    @staticmethod
-    def _alike(schemas: Sequence[Fields]) -> Fields:
-        for index, schema in enumerate(schemas):
-            if schema != schemas[0]:
-                raise ArgumentError(
-                    "the workers' envs do not show the same", where=f"workers 0 and {index}",
-                    why=f"{_in_words(schemas[0], schema)} against {_in_words(schema, schemas[0])}",
-                    fix="Give all workers envs with the same observations and actions.",
-                )  # fmt: skip
-        return schemas[0]
 
     def begin(self, index: int, order: BatchRequest) -> None:
         """Order a worker to write a batch, behind those that it is writing."""
@@ -326,8 +318,9 @@ def _to_all(name: str, *args: Any, **settings: Any) -> Call:
     return lambda owner, only: owner.processes.order(CALL, body, only=only)
 
 
-def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:
-    differences = [
-        f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != (shape, dtype)
-    ]
-    return ", ".join(differences) or "nothing beside"
+def _against(*schemas: Fields) -> str:
+    own = (
+        ", ".join(f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != one[key])
+        for one, other in (schemas, schemas[::-1])
+    )
+    return " against ".join(differences or "nothing beside" for differences in own)

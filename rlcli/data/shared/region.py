@@ -29,11 +29,11 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli import kernels
 from rlcli.data.fields import columns_of, listed_fields, read_fields, width_of
 from rlcli.data.files.disk import SCRATCH, Disk, explained
 from rlcli.data.files.tensors import map_file
@@ -43,6 +43,7 @@ from rlcli.data.shared.row_log import LogWriter
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key, show
 from rlcli.processes.lock import ProcessLock, hold, is_free, let_go
+from rlcli.processes.region import fence
 from rlcli.specs.field import Field
 
 _RUN, _counted = secrets.token_hex(4), itertools.count()
@@ -104,7 +105,7 @@ def _remove(path: Path, lock: ProcessLock, owner: int) -> None:
 
 # ---- words and layout ----------------------------------------------------------------------------------------------
 LAYOUT, WORDS = "layout.json", "words"
-_CURSOR, _CLOSED = 0, 64  # bytes; a cache line each
+_CURSOR, _CLOSED = 0, 8  # words; a cache line each
 
 
 class RingFolder:
@@ -115,28 +116,33 @@ class RingFolder:
         if make:
             Disk().write_file(folder / WORDS, [bytes(128)], sync=False)
         try:
-            self._words = map_file(folder / WORDS, 128)
+            self._words = map_file(folder / WORDS, 128).numpy().view(np.int64).data  # Python's own numbers
         except FileNotFoundError as error:
             raise gone(folder) from error
-        self._address = self._words.data_ptr()
 
     @property
     def cursor(self) -> int:
         """Count the rows that were ever published; what belongs to them can be read now."""
-        return int(kernels.compiled.published(self._address + _CURSOR))
+        return self._read(_CURSOR)
 
     def publish(self, cursor: int) -> None:
         """Let the owner read all rows before this number: the one store that makes a write count."""
-        kernels.compiled.publish(self._address + _CURSOR, cursor)
+        fence()
+        self._words[_CURSOR] = cursor
 
     @property
     def closed(self) -> bool:
         """Say whether the owner wants no more rows."""
-        return bool(kernels.compiled.published(self._address + _CLOSED))
+        return bool(self._read(_CLOSED))
 
     def close(self) -> None:
         """Tell the writer that no more rows are wanted."""
-        kernels.compiled.publish(self._address + _CLOSED, 1)
+        self._words[_CLOSED] = 1
+
+    def _read(self, word: int) -> int:
+        number = self._words[word]
+        fence()
+        return number
 
     # ---- layout ------------------------------------------------------------------------------------------------
     def declare(self, layout: RingLayout) -> None:

@@ -10,22 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels import index as ix
 from rlcli.kernels.compiled import compiled, read_1, write_1
-from rlcli.kernels.index import (
-    CURSOR,
-    END,
-    FIRST,
-    FREE,
-    LANE,
-    LANES,
-    NXT,
-    POS,
-    STATE,
-    STEPS,
-    TRAJ,
-    TRAJ_HIGH,
-    TRAJ_LIVE,
-)
 from rlcli.kernels.index.read import span_of
 from rlcli.kernels.index.table import base_of, find, first_step
 
@@ -72,7 +58,7 @@ def eligible(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np
              by_rows: bool, numbers: np.ndarray, weights: np.ndarray) -> int:  # fmt: skip
     """List trajectories of at least `least` rows with cumulated weights; return how many there are."""
     count, total = 0, 0
-    for traj in range(scalars[TRAJ_HIGH]):
+    for traj in range(scalars[ix.TRAJ_HIGH]):
         length = span_of(scalars, runs, lanes, trajs, traj)[0]
         if length >= least:
             total += 2 * length + both if by_rows else 1
@@ -84,9 +70,9 @@ def eligible(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np
 @compiled(borrows=True)
 def run_at(runs: np.ndarray, trajs: np.ndarray, traj: int, position: int) -> int:
     """Find the run that holds a live position of a trajectory, from the oldest on."""
-    lane, mask, run = trajs[LANE, traj], runs.shape[2] - 1, trajs[FIRST, traj]
-    while runs[POS, lane, run & mask] < position:
-        run = runs[NXT, lane, run & mask]
+    lane, mask, run = trajs[ix.LANE, traj], runs.shape[2] - 1, trajs[ix.FIRST, traj]
+    while runs[ix.POS, lane, run & mask] < position:
+        run = runs[ix.NXT, lane, run & mask]
     return run
 
 
@@ -94,12 +80,12 @@ def run_at(runs: np.ndarray, trajs: np.ndarray, traj: int, position: int) -> int
 def fill(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, run: int, position: int, count: int,
          rows: np.ndarray) -> None:  # fmt: skip
     """Write `count` rows of a trajectory from a position on, which lies in `run`."""
-    mask, width, capacity = runs.shape[2] - 1, scalars[LANES], scalars[LANES] * scalars[STEPS]
-    step = runs[END, lane, run & mask] - (runs[POS, lane, run & mask] - position)
+    mask, width, capacity = runs.shape[2] - 1, scalars[ix.LANES], scalars[ix.LANES] * scalars[ix.STEPS]
+    step = runs[ix.END, lane, run & mask] - (runs[ix.POS, lane, run & mask] - position)
     written = 0
     while True:
-        row = step % scalars[STEPS] * width + lane
-        for _ in range(min(count - written, runs[END, lane, run & mask] - step + 1)):
+        row = step % scalars[ix.STEPS] * width + lane
+        for _ in range(min(count - written, runs[ix.END, lane, run & mask] - step + 1)):
             rows[written] = row
             written += 1
             row += width
@@ -107,7 +93,7 @@ def fill(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, ru
                 row -= capacity
         if written == count:
             break
-        run = runs[NXT, lane, run & mask]
+        run = runs[ix.NXT, lane, run & mask]
         step = first_step(scalars, runs, lanes, lane, run)
 
 
@@ -119,7 +105,7 @@ def draw(
 ) -> int:  # fmt: skip
     """Write `count` slices end to end into `rows`; return the number of rows, or -1 if a table is needed."""
     # fails: where tries ran out; slices drawn before stay, so no draw is thrown away for its outcome
-    width, live = scalars[LANES], scalars[CURSOR] - base_of(scalars)
+    width, live = scalars[ix.LANES], scalars[ix.CURSOR] - base_of(scalars)
     written = fails[1]
     for i in range(fails[0], count):
         traj, position, run = -1, -1, -1
@@ -130,19 +116,19 @@ def draw(
                 position = -1
                 virtual = live * width * 2
                 if by_rows:
-                    position = below(random, virtual + (left + right) * scalars[TRAJ_LIVE])
+                    position = below(random, virtual + (left + right) * scalars[ix.TRAJ_LIVE])
                 if by_rows and position < virtual:
                     position >>= 1
                     lane, step = position % width, base_of(scalars) + position // width
                     run = find(runs, lanes, lane, step)
                     at = run & (runs.shape[2] - 1)
-                    traj = runs[TRAJ, lane, at]
-                    position = runs[POS, lane, at] - (runs[END, lane, at] - step)
+                    traj = runs[ix.TRAJ, lane, at]
+                    position = runs[ix.POS, lane, at] - (runs[ix.END, lane, at] - step)
                 else:
                     position, run = -1, -1
-                    traj = below(random, scalars[TRAJ_HIGH])
-                    while trajs[STATE, traj] == FREE:
-                        traj = below(random, scalars[TRAJ_HIGH])
+                    traj = below(random, scalars[ix.TRAJ_HIGH])
+                    while trajs[ix.STATE, traj] == ix.FREE:
+                        traj = below(random, scalars[ix.TRAJ_HIGH])
                 length = span_of(scalars, runs, lanes, trajs, traj)[0]
                 if length >= least:
                     break
@@ -163,7 +149,7 @@ def draw(
         start = max(start, 0)
         if run < 0:
             run = run_at(runs, trajs, traj, low + start)
-        fill(scalars, runs, lanes, trajs[LANE, traj], run, low + start, stop - start, rows[written:])
+        fill(scalars, runs, lanes, trajs[ix.LANE, traj], run, low + start, stop - start, rows[written:])
         written += stop - start
         sizes[i] = stop - start
     return written
@@ -181,7 +167,7 @@ def led_in(
         added[i] = min(most[i], positions[i] - span_of(scalars, runs, lanes, trajs, traj)[1])
         first, count = positions[i] - added[i], added[i] + lengths[i]
         run = run_at(runs, trajs, traj, first)
-        fill(scalars, runs, lanes, trajs[LANE, traj], run, first, count, rows[written:])
+        fill(scalars, runs, lanes, trajs[ix.LANE, traj], run, first, count, rows[written:])
         written += count
     return written
 

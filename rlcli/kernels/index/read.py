@@ -7,29 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels import index as ix
 from rlcli.kernels.compiled import compiled, copy_bytes
-from rlcli.kernels.index import (
-    CLOSED,
-    END,
-    EXACT,
-    FIRST,
-    FREE,
-    HAS_IDS,
-    HEAD,
-    ID,
-    LANE,
-    LANES,
-    LAST,
-    NXT,
-    OPEN,
-    POS,
-    STATE,
-    STEPS,
-    TAIL,
-    TRAJ,
-    TRAJ_HIGH,
-    WHERE,
-)
 from rlcli.kernels.index.table import base_of, find, first_step, free_slot
 
 
@@ -42,21 +21,21 @@ def is_last(bits: np.ndarray, row: int) -> bool:
 def step_of(scalars: np.ndarray, row: int) -> int:
     """Return the live step that a row holds."""
     base = base_of(scalars)
-    return base + (row // scalars[LANES] - base) % scalars[STEPS]
+    return base + (row // scalars[ix.LANES] - base) % scalars[ix.STEPS]
 
 
 @compiled(borrows=True)
 def after(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, row: int) -> int:
     """Return the row in which the trajectory goes on, or -1."""
-    count = scalars[LANES]
+    count = scalars[ix.LANES]
     if not is_last(bits, row):
-        return (row + count) % (count * scalars[STEPS])
+        return (row + count) % (count * scalars[ix.STEPS])
     lane = row % count
     run = find(runs, lanes, lane, step_of(scalars, row))
-    following = runs[NXT, lane, run & (runs.shape[2] - 1)]
+    following = runs[ix.NXT, lane, run & (runs.shape[2] - 1)]
     if following < 0:
         return -1
-    return first_step(scalars, runs, lanes, lane, following) % scalars[STEPS] * count + lane
+    return first_step(scalars, runs, lanes, lane, following) % scalars[ix.STEPS] * count + lane
 
 
 @compiled(borrows=True)
@@ -70,21 +49,21 @@ def successors(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: n
 def next_places(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray,
                 out: np.ndarray) -> int:  # fmt: skip
     """Write the row of each row's next observation, or -1 - slot; return the number of slots."""
-    count, patched = scalars[LANES], 0
+    count, patched = scalars[ix.LANES], 0
     for i in range(len(rows)):
         row = rows[i]
         if not is_last(bits, row):
-            out[i] = (row + count) % (count * scalars[STEPS])
+            out[i] = (row + count) % (count * scalars[ix.STEPS])
             continue
         lane, step = row % count, step_of(scalars, row)
         at = find(runs, lanes, lane, step) & (runs.shape[2] - 1)
-        if runs[WHERE, lane, at] >= 0:
-            out[i] = -1 - runs[WHERE, lane, at]
+        if runs[ix.WHERE, lane, at] >= 0:
+            out[i] = -1 - runs[ix.WHERE, lane, at]
             patched += 1
-        elif runs[NXT, lane, at] >= 0:
-            out[i] = first_step(scalars, runs, lanes, lane, runs[NXT, lane, at]) % scalars[STEPS] * count + lane
+        elif runs[ix.NXT, lane, at] >= 0:
+            out[i] = first_step(scalars, runs, lanes, lane, runs[ix.NXT, lane, at]) % scalars[ix.STEPS] * count + lane
         else:
-            out[i] = (row + count) % (count * scalars[STEPS])
+            out[i] = (row + count) % (count * scalars[ix.STEPS])
     return patched
 
 
@@ -114,34 +93,34 @@ def whose(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.nd
           ids: np.ndarray, positions: np.ndarray, numbers: np.ndarray) -> None:  # fmt: skip
     """Write each row's trajectory id, position in the trajectory as stored, and trajectory number."""
     for i in range(len(rows)):
-        lane, step = rows[i] % scalars[LANES], step_of(scalars, rows[i])
+        lane, step = rows[i] % scalars[ix.LANES], step_of(scalars, rows[i])
         at = find(runs, lanes, lane, step) & (runs.shape[2] - 1)
-        traj = runs[TRAJ, lane, at]
-        ids[i], numbers[i] = trajs[ID, traj], traj
-        positions[i] = runs[POS, lane, at] - (runs[END, lane, at] - step)
+        traj = runs[ix.TRAJ, lane, at]
+        ids[i], numbers[i] = trajs[ix.ID, traj], traj
+        positions[i] = runs[ix.POS, lane, at] - (runs[ix.END, lane, at] - step)
 
 
 @compiled()
 def ids_of(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, rows: np.ndarray,
            out: np.ndarray) -> None:  # fmt: skip
     """Write each live row's trajectory id as `whose` does, level by level for all rows: no branch, no division."""
-    mask, count, steps, base = runs.shape[2] - 1, scalars[LANES], scalars[STEPS], base_of(scalars)
+    mask, count, steps, base = runs.shape[2] - 1, scalars[ix.LANES], scalars[ix.STEPS], base_of(scalars)
     oldest, number = base % steps, len(rows)
-    step, lane, left = np.empty(number, np.int64), np.empty(number, np.int64), lanes[TAIL] - lanes[HEAD]
+    step, lane, left = np.empty(number, np.int64), np.empty(number, np.int64), lanes[ix.TAIL] - lanes[ix.HEAD]
     for i in range(number):
         offset = rows[i] if count == 1 else rows[i] // count
         lane[i] = rows[i] - offset * count
         step[i] = base + offset - oldest + steps * (offset < oldest)
-        out[i] = lanes[HEAD, lane[i]]
+        out[i] = lanes[ix.HEAD, lane[i]]
     most = left.max()
     while most > 1:  # the first run that ends at the step or later
         for i in range(number):
             half = left[lane[i]] >> 1
-            out[i] += half & ((runs[END, lane[i], (out[i] + half - 1) & mask] - step[i]) >> 63)
+            out[i] += half & ((runs[ix.END, lane[i], (out[i] + half - 1) & mask] - step[i]) >> 63)
         left -= left >> 1
         most -= most >> 1
     for i in range(number):
-        out[i] = trajs[ID, runs[TRAJ, lane[i], out[i] & mask]]
+        out[i] = trajs[ix.ID, runs[ix.TRAJ, lane[i], out[i] & mask]]
 
 
 @compiled(borrows=True)
@@ -169,33 +148,33 @@ def cut_nameless(
     scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, slots: np.ndarray, lanes: np.ndarray
 ) -> None:
     """Close open trajectories without ids, of the chosen lanes (bool, one each)."""
-    if scalars[HAS_IDS] != 0:
+    if scalars[ix.HAS_IDS] != 0:
         return
-    for traj in range(scalars[TRAJ_HIGH]):
-        lane = trajs[LANE, traj]
-        if trajs[STATE, traj] == OPEN and lanes[lane]:
-            trajs[STATE, traj] = CLOSED
-            at = trajs[LAST, traj] & (runs.shape[2] - 1)
-            if scalars[EXACT] == 0 and runs[WHERE, lane, at] >= 0:
-                free_slot(scalars, slots, runs[WHERE, lane, at])
-                runs[WHERE, lane, at] = -1
+    for traj in range(scalars[ix.TRAJ_HIGH]):
+        lane = trajs[ix.LANE, traj]
+        if trajs[ix.STATE, traj] == ix.OPEN and lanes[lane]:
+            trajs[ix.STATE, traj] = ix.CLOSED
+            at = trajs[ix.LAST, traj] & (runs.shape[2] - 1)
+            if scalars[ix.EXACT] == 0 and runs[ix.WHERE, lane, at] >= 0:
+                free_slot(scalars, slots, runs[ix.WHERE, lane, at])
+                runs[ix.WHERE, lane, at] = -1
 
 
 @compiled(borrows=True)
 def lengths(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, out: np.ndarray) -> None:
     """Write each trajectory's live rows (0 if freed), and position and row of the first."""
-    for traj in range(scalars[TRAJ_HIGH]):
+    for traj in range(scalars[ix.TRAJ_HIGH]):
         out[traj, 0], out[traj, 1], out[traj, 2] = span_of(scalars, runs, lanes, trajs, traj)
 
 
 @compiled(borrows=True)
 def span_of(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, traj: int) -> tuple:
     """Return live rows of a trajectory, position of the first, and its row."""
-    if trajs[STATE, traj] == FREE:
+    if trajs[ix.STATE, traj] == ix.FREE:
         return 0, 0, -1
-    lane, mask = trajs[LANE, traj], runs.shape[2] - 1
-    first, last = trajs[FIRST, traj], trajs[LAST, traj]
+    lane, mask = trajs[ix.LANE, traj], runs.shape[2] - 1
+    first, last = trajs[ix.FIRST, traj], trajs[ix.LAST, traj]
     step = first_step(scalars, runs, lanes, lane, first)
-    low = runs[POS, lane, first & mask] - (runs[END, lane, first & mask] - step)
-    row = step % scalars[STEPS] * scalars[LANES] + lane
-    return runs[POS, lane, last & mask] + 1 - low, low, row
+    low = runs[ix.POS, lane, first & mask] - (runs[ix.END, lane, first & mask] - step)
+    row = step % scalars[ix.STEPS] * scalars[ix.LANES] + lane
+    return runs[ix.POS, lane, last & mask] + 1 - low, low, row

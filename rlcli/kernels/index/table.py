@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels import index as ix
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.index import (
-    CURSOR,
-    END,
-    FIRST,
-    HASHED,
-    HEAD,
-    ID,
-    LANE,
-    LAST,
-    OPEN,
-    PARKED,
-    SLOT_FREE,
-    SLOT_HIGH,
-    STATE,
-    STEPS,
-    TAIL,
-    TRAJ_FREE,
-    TRAJ_HIGH,
-    TRAJ_LIVE,
-)
 
 
 @compiled(borrows=True)
 def base_of(scalars: np.ndarray) -> int:
-    return max(0, scalars[CURSOR] - scalars[STEPS])
+    return max(0, scalars[ix.CURSOR] - scalars[ix.STEPS])
 
 
 @compiled(borrows=True)
 def find(runs: np.ndarray, lanes: np.ndarray, lane: int, step: int) -> int:
     """The number of the run that holds a live step."""
     mask = runs.shape[2] - 1
-    low, high = lanes[HEAD, lane], lanes[TAIL, lane]
+    low, high = lanes[ix.HEAD, lane], lanes[ix.TAIL, lane]
     while low < high:
         middle = (low + high) >> 1
-        if runs[END, lane, middle & mask] < step:
+        if runs[ix.END, lane, middle & mask] < step:
             low = middle + 1
         else:
             high = middle
@@ -48,9 +29,9 @@ def find(runs: np.ndarray, lanes: np.ndarray, lane: int, step: int) -> int:
 
 @compiled(borrows=True)
 def first_step(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, run: int) -> int:
-    if run == lanes[HEAD, lane]:
+    if run == lanes[ix.HEAD, lane]:
         return base_of(scalars)
-    return runs[END, lane, (run - 1) & (runs.shape[2] - 1)] + 1
+    return runs[ix.END, lane, (run - 1) & (runs.shape[2] - 1)] + 1
 
 
 @compiled(borrows=True)
@@ -64,7 +45,7 @@ def parked(trajs: np.ndarray, hashed: np.ndarray, traj_id: int, lane: int) -> in
     """Return the position in `hashed` of an open trajectory, or of the hole where it would be."""
     mask = len(hashed) - 1
     at = home(traj_id, lane, mask)
-    while hashed[at] >= 0 and (trajs[ID, hashed[at]] != traj_id or trajs[LANE, hashed[at]] != lane):
+    while hashed[at] >= 0 and (trajs[ix.ID, hashed[at]] != traj_id or trajs[ix.LANE, hashed[at]] != lane):
         at = (at + 1) & mask
     return at
 
@@ -73,13 +54,13 @@ def parked(trajs: np.ndarray, hashed: np.ndarray, traj_id: int, lane: int) -> in
 def unpark(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray, at: int) -> None:
     """Empty a position of `hashed`, and move up what collided with it."""
     mask = len(hashed) - 1
-    scalars[HASHED] -= 1
+    scalars[ix.HASHED] -= 1
     hole = at
     while True:
         at = (at + 1) & mask
         if hashed[at] < 0:
             break
-        wanted = home(trajs[ID, hashed[at]], trajs[LANE, hashed[at]], mask)
+        wanted = home(trajs[ix.ID, hashed[at]], trajs[ix.LANE, hashed[at]], mask)
         if ((at - wanted) & mask) >= ((at - hole) & mask):
             hashed[hole] = hashed[at]
             hole = at
@@ -89,38 +70,38 @@ def unpark(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray, at: int) 
 @compiled(borrows=True)
 def park_again(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray) -> None:
     """Fill an empty `hashed` from the trajectories' states."""
-    scalars[HASHED] = 0
-    for traj in range(scalars[TRAJ_HIGH]):
-        if trajs[STATE, traj] == PARKED:
-            hashed[parked(trajs, hashed, trajs[ID, traj], trajs[LANE, traj])] = traj
-            scalars[HASHED] += 1
+    scalars[ix.HASHED] = 0
+    for traj in range(scalars[ix.TRAJ_HIGH]):
+        if trajs[ix.STATE, traj] == ix.PARKED:
+            hashed[parked(trajs, hashed, trajs[ix.ID, traj], trajs[ix.LANE, traj])] = traj
+            scalars[ix.HASHED] += 1
 
 
 @compiled(borrows=True)
 def new_traj(scalars: np.ndarray, trajs: np.ndarray, traj_id: int, lane: int, run: int) -> int:
     """Open a trajectory that begins with this run."""
-    traj = scalars[TRAJ_FREE]
+    traj = scalars[ix.TRAJ_FREE]
     if traj >= 0:
-        scalars[TRAJ_FREE] = trajs[FIRST, traj]
+        scalars[ix.TRAJ_FREE] = trajs[ix.FIRST, traj]
     else:
-        traj = scalars[TRAJ_HIGH]
-        scalars[TRAJ_HIGH] += 1
-    scalars[TRAJ_LIVE] += 1
-    trajs[ID, traj], trajs[LANE, traj], trajs[STATE, traj] = traj_id, lane, OPEN
-    trajs[FIRST, traj] = trajs[LAST, traj] = run
+        traj = scalars[ix.TRAJ_HIGH]
+        scalars[ix.TRAJ_HIGH] += 1
+    scalars[ix.TRAJ_LIVE] += 1
+    trajs[ix.ID, traj], trajs[ix.LANE, traj], trajs[ix.STATE, traj] = traj_id, lane, ix.OPEN
+    trajs[ix.FIRST, traj] = trajs[ix.LAST, traj] = run
     return traj
 
 
 @compiled(borrows=True)
 def new_slot(scalars: np.ndarray, slots: np.ndarray) -> int:
-    if scalars[SLOT_FREE] > 0:
-        scalars[SLOT_FREE] -= 1
-        return slots[scalars[SLOT_FREE]]
-    scalars[SLOT_HIGH] += 1
-    return scalars[SLOT_HIGH] - 1
+    if scalars[ix.SLOT_FREE] > 0:
+        scalars[ix.SLOT_FREE] -= 1
+        return slots[scalars[ix.SLOT_FREE]]
+    scalars[ix.SLOT_HIGH] += 1
+    return scalars[ix.SLOT_HIGH] - 1
 
 
 @compiled(borrows=True)
 def free_slot(scalars: np.ndarray, slots: np.ndarray, slot: int) -> None:
-    slots[scalars[SLOT_FREE]] = slot
-    scalars[SLOT_FREE] += 1
+    slots[scalars[ix.SLOT_FREE]] = slot
+    scalars[ix.SLOT_FREE] += 1

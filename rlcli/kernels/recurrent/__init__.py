@@ -31,7 +31,6 @@ from torch.autograd import forward_ad
 
 from rlcli import arguments
 from rlcli.errors import ArgumentError
-from rlcli.graphs import host
 from rlcli.kernels.recurrent import reference
 
 __all__ = ["BACKENDS", "Weights", "backend_for", "unread", "unroll"]
@@ -73,7 +72,7 @@ def unroll(
         with torch.autocast(x.device.type, enabled=False):
             x, *states_ = (y.to(weights.hh.dtype) for y in (x, *states))
             return unroll(x, tuple(states_), source, weights, backend=backend, recompute=recompute, precision=precision)
-    _check(cell, x, states, source, weights)
+    _check(x, states, weights)
     name = backend_for(backend, x, weights)
     if not x.shape[0] or not x.shape[1]:
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
@@ -172,46 +171,12 @@ def _transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-# ---- what a call must be --------------------------------------------------------------------------------------------
-def _check(cell: str, x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Weights) -> None:
-    if x.ndim != 3:
-        raise ArgumentError("x has the wrong shape", why=f"[B, T, I] is wanted, got {list(x.shape)}")
-    if not x.is_floating_point():
-        raise ArgumentError(f"x is {x.dtype}", why="a recurrent net's inputs are floats", fix="Use x.float().")
-    if weights.hh.ndim != 2 or weights.hh.shape[0] != GATES[cell] * weights.hh.shape[1]:
-        wanted = f"[{GATES[cell]} H, H] is wanted for a {cell.upper()}, got {list(weights.hh.shape)}"
-        raise ArgumentError("weights.hh has the wrong shape", why=wanted)
-    wide, units = weights.hh.shape
-    named = {"state": states[0], "cell": states[-1]} if len(states) > 1 else {"state": states[0]}
-    rows = states[0].shape[0] if states[0].ndim else 0
-    tensors: list[tuple[str, Tensor | None, tuple[int, ...], torch.dtype]] = [
-        ("source", source, tuple(x.shape[:2]), torch.int64),
-        *((name, tensor, (rows, units), x.dtype) for name, tensor in named.items()),
-        ("weights.ih", weights.ih, (wide, x.shape[2]), x.dtype),
-        ("weights.hh", weights.hh, (wide, units), x.dtype),
-        ("weights.bias_ih", weights.bias_ih, (wide,), x.dtype),
-        ("weights.bias_hh", weights.bias_hh, (wide,), x.dtype),
-    ]
-    for name, tensor, shape, dtype in tensors:
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != shape:
-            why = f"{list(shape)} is wanted, got {list(tensor.shape)}"
-            raise ArgumentError(f"{name} has the wrong shape", why=why)
-        if tensor.dtype != dtype:
-            raise ArgumentError(f"{name} is {tensor.dtype}", why=f"{dtype} is wanted", fix=f"Use {name}.to({dtype}).")
+# ---- what a call must be: shapes and rows are the module's to know --------------------------------------------------
+def _check(x: Tensor, states: tuple[Tensor, ...], weights: Weights) -> None:
+    named = {f"weights.{name}": weight for name, weight in weights._asdict().items() if weight is not None}
+    for name, tensor in {**dict(zip(("state", "cell"), states, strict=False)), **named}.items():
+        if tensor.dtype != x.dtype:
+            why, fix = f"{x.dtype} is wanted", f"Use {name}.to({x.dtype})."
+            raise ArgumentError(f"{name} is {tensor.dtype}", why=why, fix=fix)
         if tensor.device != x.device:
             raise ArgumentError(f"{name} is on {tensor.device}, but x is on {x.device}")
-    if not rows:
-        raise ArgumentError("state has no rows", why="every sequence begins from one")
-    if host.may_ask(x) and source.numel() and not unread(source):
-        _check_source(source, rows)  # elsewhere the host would have to wait for the numbers
-
-
-def _check_source(source: Tensor, rows: int) -> None:
-    if source[:, 0].amin() < 0:
-        raise ArgumentError("source is -1 at a sequence's first step", why="there is no step before it to go on from")
-    low, high = (int(x) for x in source.aminmax())
-    if low < -1 or high >= rows:
-        row = high if high >= rows else low
-        raise ArgumentError(f"source names row {row} of state", why=f"there are {rows}, and -1 for none")

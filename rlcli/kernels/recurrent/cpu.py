@@ -12,8 +12,8 @@ Saved for the backward pass are inputs, outputs and activated gates (a GRU's als
 unit and step. Little is made besides, as the gates' memory becomes that of their gradients. With `recompute` inputs and
 outputs are all; blocks of steps get their gates back by one more product.
 
-On more than one thread the products of all steps are oneDNN's where torch brings it and they are big enough, as in
-`rlcli.kernels.mlp`; it takes matrices whose rows or columns are contiguous, and is a thousand times slower on others.
+The products of all steps are oneDNN's where torch brings it and they are big enough, as in `rlcli.kernels.mlp`; it
+takes matrices whose rows or columns are contiguous, and is a thousand times slower on others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rlcli.kernels.mlp import one_dnn
 from rlcli.kernels.recurrent import Weights, cpu_loops
-from rlcli.kernels.recurrent.cpu_product import ROWS, add_outer, multiply, panels
+from rlcli.kernels.recurrent.cpu_product import ROWS, panels
 
 WORTHY = 1 << 20  # multiplications from which on oneDNN gains more than its call costs (10 us)
 PER_THREAD = 1 << 23  # multiplications below which waking another core costs more than it saves
@@ -165,22 +165,12 @@ class Gradients:
 
 
 # ---- products of all steps -------------------------------------------------------------------------------------------
-def _ours() -> bool:
-    """Return True if our own products are used, which are as fast as any on one thread."""
-    return torch.get_num_threads() == 1
-
-
 def _one_dnns(x: Tensor, outputs: int) -> bool:
     return x.numel() * outputs >= WORTHY and x.dtype == torch.float32 and not x.is_meta and one_dnn() is not None
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``[N, O]`` of ``[N, K]``, contiguous, and ``[O, K]``, contiguous or a transpose."""
-    if _ours():
-        out, right = x.new_empty(x.shape[0], weight.shape[0]), panels(weight, bias)
-        if not x.is_meta:
-            multiply(x.numpy(), right.numpy(), out.numpy())
-        return out
     if _one_dnns(x, weight.shape[0]):
         return one_dnn()(x, weight, bias, "none", [], None)  # type: ignore[misc]
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
@@ -188,11 +178,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     """Return ``[N, O]`` of ``[K, N]`` and ``[K, O]``, both contiguous."""
-    if _ours():
-        out = left.new_zeros(left.shape[1], right.shape[1])
-        if not left.is_meta:
-            add_outer(left.numpy(), right.numpy(), out.numpy())
-        return out
     if _one_dnns(left, right.shape[1]):
         return one_dnn()(left.t(), right.t(), None, "none", [], None)  # type: ignore[misc]
     return torch.mm(left.t(), right)

@@ -29,8 +29,8 @@ RUNS = 40
 
 # name -> part, what stands there, what the mistake is
 PLANTED = {
-    "an end is evicted late": ("write", "runs[END, lane, head & mask] < base:", "runs[END, lane, head & mask] < base - 1:"),
-    "an end is evicted early": ("write", "runs[END, lane, head & mask] < base:", "runs[END, lane, head & mask] <= base:"),
+    "an end is evicted late": ("write", "runs[ix.END, lane, head & mask] < base:", "runs[ix.END, lane, head & mask] < base - 1:"),
+    "an end is evicted early": ("write", "runs[ix.END, lane, head & mask] < base:", "runs[ix.END, lane, head & mask] <= base:"),
     "only one key of an end is compared": (
         "write", "    for key in range(pairs.shape[1]):\n        width = pairs[WIDTH, key]\n        one,",
         "    for key in range(1):\n        width = pairs[WIDTH, key]\n        one,"),
@@ -45,49 +45,49 @@ PLANTED = {
         "    for key in range(1):\n        width = pairs[WIDTH, key]\n        if not same"),
     "only one key is kept in a slot": (
         "write", "    for key in range(pairs.shape[1]):\n        copy_bytes", "    for key in range(1):\n        copy_bytes"),
-    "open ends are lost at a reload": ("table", "if trajs[STATE, traj] == PARKED:", "if False:"),
+    "open ends are lost at a reload": ("table", "if trajs[ix.STATE, traj] == ix.PARKED:", "if False:"),
     "a slot is not freed when its successor arrives": (
-        "write", "                    free_slot(scalars, slots, runs[WHERE, lane, at])\n                    runs[WHERE, lane, at] = BELOW\n                above",
-        "                    runs[WHERE, lane, at] = BELOW\n                above"),
+        "write", "                    free_slot(scalars, slots, runs[ix.WHERE, lane, at])\n                    runs[ix.WHERE, lane, at] = ix.BELOW\n                above",
+        "                    runs[ix.WHERE, lane, at] = ix.BELOW\n                above"),
     "a slot is kept beside the stored successor": (
-        "write", "                if runs[WHERE, lane, at] >= 0:\n                    free_slot(scalars, slots, runs[WHERE, lane, at])\n                    runs[WHERE, lane, at] = BELOW\n                above",
+        "write", "                if runs[ix.WHERE, lane, at] >= 0:\n                    free_slot(scalars, slots, runs[ix.WHERE, lane, at])\n                    runs[ix.WHERE, lane, at] = ix.BELOW\n                above",
         "                above"),
     "an evicted end keeps its slot": (
-        "write", "            if runs[WHERE, lane, at] >= 0:\n                free_slot(scalars, slots, runs[WHERE, lane, at])\n            traj =",
+        "write", "            if runs[ix.WHERE, lane, at] >= 0:\n                free_slot(scalars, slots, runs[ix.WHERE, lane, at])\n            traj =",
         "            traj ="),
     "an evicted trajectory is still waited for": (
-        "write", "                    unpark(scalars, trajs, hashed, parked(trajs, hashed, trajs[ID, traj], lane))\n", "                    pass\n"),
+        "write", "                    unpark(scalars, trajs, hashed, parked(trajs, hashed, trajs[ix.ID, traj], lane))\n", "                    pass\n"),
     "a trajectory found by its id is not compared": (
-        "write", "if scalars[KNOWN] == 0 or (slot >= 0 and in_slot(scalars, pairs, slot, row)):", "if True:"),
+        "write", "if scalars[ix.KNOWN] == 0 or (slot >= 0 and in_slot(scalars, pairs, slot, row)):", "if True:"),
     "a trajectory is not looked for by its id": ("write", "        if hashed[entry] >= 0:\n", "        if False:\n"),
     "the border between writes is not compared": (
         "write", "same = known and slot >= 0 and in_slot(scalars, pairs, slot, row)", "same = known"),
     "equal bytes alone make a trajectory go on": (
-        "write", "goes = trajs[STATE, traj] == OPEN and (same or not known)", "goes = same or not known"),
+        "write", "goes = trajs[ix.STATE, traj] == ix.OPEN and (same or not known)", "goes = same or not known"),
     "the newest row has no next observation": (
-        "write", "        if exact or (known and trajs[STATE, runs[TRAJ, lane, at]] == OPEN):\n", "        if known and trajs[STATE, runs[TRAJ, lane, at]] == OPEN:\n"),
+        "write", "        if exact or (known and trajs[ix.STATE, runs[ix.TRAJ, lane, at]] == ix.OPEN):\n", "        if known and trajs[ix.STATE, runs[ix.TRAJ, lane, at]] == ix.OPEN:\n"),
     "the wrong row is kept": ("write", "keep(scalars, slots, pairs, row - 1, form, index)", "keep(scalars, slots, pairs, row, form, index)"),
     "done is not honoured beside ids": ("write", "goes = goes and ids[i] == ids[i + 1]", "goes = ids[i] == ids[i + 1]"),
     "ids are not looked at in a batch": ("write", "goes = goes and ids[i] == ids[i + 1]", "pass"),
     "ids are not looked at between writes": (
-        "write", "(trajs[ID, traj] == traj_id if has_ids else", "(True if has_ids else"),
+        "write", "(trajs[ix.ID, traj] == traj_id if has_ids else", "(True if has_ids else"),
     "env rows of a flat batch are one stream": ("write", "range(-(-first // per_env) * per_env, stop, per_env):", "range(0):"),
     "the last end of a write stays open": ("write", "            if done[row + stretch - 1]:\n", "            if done[row + stretch - 1] and step + stretch < stop:\n"),
     "a bit stays after the border is resolved": (
         "write", "                bits[above >> 3] &= ~np.uint8(1 << (above & 7))\n", "                pass\n"),
     "old bits stay under new rows": (
-        "write", "    clear_bits(bits, scalars[CURSOR] * count % capacity, (stop - start) * count, capacity)\n", ""),
+        "write", "    clear_bits(bits, scalars[ix.CURSOR] * count % capacity, (stop - start) * count, capacity)\n", ""),
     "an older open trajectory of the same id stays open": (
-        "write", "        trajs[STATE, before] = CLOSED\n", "        pass\n"),
+        "write", "        trajs[ix.STATE, before] = ix.CLOSED\n", "        pass\n"),
     "a hole stays where a trajectory was waited for": (
         "table", "        if ((at - wanted) & mask) >= ((at - hole) & mask):", "        if False:"),
     "a link reads the row below": (
-        "read", "        elif runs[NXT, lane, at] >= 0:\n", "        elif False:\n"),
+        "read", "        elif runs[ix.NXT, lane, at] >= 0:\n", "        elif False:\n"),
     "the cursor is forgotten when a row is looked up": (
-        "read", "return base + (row // scalars[LANES] - base) % scalars[STEPS]", "return row // scalars[LANES]"),
-    "a trajectory's overwritten head is counted": ("table", "    if run == lanes[HEAD, lane]:\n", "    if False:\n"),
-    "many env rows are forgotten at the next write": ("write", "scalars[MANY], scalars[CURSOR] = many, cursor", "scalars[CURSOR] = cursor"),
-    "positions begin anew at a link": ("write", "                runs[POS, lane, at] = runs[POS, lane, last]\n", ""),
+        "read", "return base + (row // scalars[ix.LANES] - base) % scalars[ix.STEPS]", "return row // scalars[ix.LANES]"),
+    "a trajectory's overwritten head is counted": ("table", "    if run == lanes[ix.HEAD, lane]:\n", "    if False:\n"),
+    "many env rows are forgotten at the next write": ("write", "scalars[ix.MANY], scalars[ix.CURSOR] = many, cursor", "scalars[ix.CURSOR] = cursor"),
+    "positions begin anew at a link": ("write", "                runs[ix.POS, lane, at] = runs[ix.POS, lane, last]\n", ""),
     "a link keeps its slot": (
         "write", "                if slot >= 0:\n                    free_slot(scalars, slots, slot)\n", ""),
     "strangers are followed where bytes coincide": (
