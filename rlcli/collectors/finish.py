@@ -88,6 +88,7 @@ class Filled:
     states: Kept = field(default_factory=dict)  # key -> the rows that keep a recurrent state, and their states
     ends: list[Ended] = field(default_factory=list)
     there: dict[Key, torch.Tensor] = field(default_factory=dict)  # columns that lie on `storing_device` already
+    extra: dict[Key, torch.Tensor] = field(default_factory=dict)  # and the next observations of ends: see `build_exact`
 
     @property
     def reward(self) -> np.ndarray | None:
@@ -146,7 +147,7 @@ class Filled:
         from rlcli.data.next_obs import full_next_obs, move
 
         there = {key: x if batch.ndim > 1 else x[0] for key, x in self.there.items()}
-        moved = move(batch, device, non_blocking=non_blocking, there=there)
+        moved = move(batch, device, non_blocking=non_blocking, there=there, extra=self.extra)
         return full_next_obs(moved) if self.gathers else moved
 
     def delivered(self, batch: TensorDictBase, **about: Any) -> Delivered:

@@ -153,7 +153,7 @@ def build_exact(
     if not now:
         return {}
     lanes, steps = next(iter(now.values())).shape[:2]
-    positions, order = _ends(lanes, steps, places)
+    positions, order = order_of_ends(lanes, steps, places)
     ends = Successors(torch.Size((lanes, steps) if batched else (steps,)), torch.from_numpy(positions))
     out: dict[Key, Tensor] = {}
     for key, column in now.items():
@@ -164,7 +164,9 @@ def build_exact(
     return out
 
 
-def _ends(lanes: int, steps: int, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray | None]:
+def order_of_ends(
+    lanes: int, steps: int, places: Sequence[tuple[int, int]]
+) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
     """Return the ascending flat positions of all ends, and each one's row in (carrier ++ finals); None: the carrier."""
     borders = np.arange(steps - 1, lanes * steps, steps, dtype=np.int32)
     if not places:
