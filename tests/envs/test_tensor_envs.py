@@ -6,7 +6,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensor_worlds import Boxes, Pole
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -19,6 +18,7 @@ from rlcli.graphs.static import Twins
 from rlcli.modules import NormalParamExtractor, ProbabilisticActor
 from rlcli.modules.distributions import IndependentNormal, OneHotCategorical, TanhNormal
 from rlcli.vec_envs.vector_backends import engine_of
+from tests.envs.tensor_worlds import Boxes, Pole
 from tests.graphs.standin import act_elsewhere
 
 
