@@ -87,8 +87,8 @@ class Filled:
     done: np.ndarray | None = None  # bool [N, T, 1]: the env's own ends, whatever `set_truncated` flags
     states: Kept = field(default_factory=dict)  # key -> the rows that keep a recurrent state, and their states
     ends: list[Ended] = field(default_factory=list)
-    there: dict[Key, torch.Tensor] = field(default_factory=dict)  # columns that lie on `storing_device` already
-    extra: dict[Key, torch.Tensor] = field(default_factory=dict)  # and the next observations of ends: see `build_exact`
+    # columns that lie on `storing_device` already, and next observations of ends: see `move`
+    there: dict[Key, torch.Tensor] = field(default_factory=dict)
 
     @property
     def reward(self) -> np.ndarray | None:
@@ -147,7 +147,7 @@ class Filled:
         from rlcli.data.next_obs import full_next_obs, move
 
         there = {key: x if batch.ndim > 1 else x[0] for key, x in self.there.items()}
-        moved = move(batch, device, non_blocking=non_blocking, there=there, extra=self.extra)
+        moved = move(batch, device, non_blocking=non_blocking, there=there)
         return full_next_obs(moved) if self.gathers else moved
 
     def delivered(self, batch: TensorDictBase, **about: Any) -> Delivered:

@@ -190,6 +190,7 @@ class Rollout:
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
         """Continue from `state_dict`; return the envs that had to begin a new episode."""
+        self.segment = None  # which may hold rows of other episodes
         self.ids.restart_at(int(state["next_id"]))
         for part, position in zip((POLICY, RANDOM), state["noise"], strict=True):
             self.noise[part].position = int(position)
@@ -220,7 +221,6 @@ class Rollout:
             self._begin(begun)
         self._waiting = waiting
         self._left = self._place()
-        self.segment = None  # which may hold rows of other episodes
         return [lane for lane in lost if lane not in waiting or not self._seeds_next(lane)]
 
     def _seeds_next(self, lane: int) -> bool:
@@ -292,8 +292,8 @@ class Rollout:
                 if taken < batch.columns.steps:  # an env finished and is not to be reset yet, or it was cut short
                     for key, carrier in self.carrier.items():
                         carrier[...] = batch.columns.rows[key][taken]
-                there, extra = self._there(batch, taken, random_steps)
-                data, raw_reward, ends = self._finish(batch, taken, looked_at=bool(extra))
+                there = {} if random_steps else (self.segment or batch.actor).there(taken, batch.columns.data)
+                data, raw_reward, ends = self._finish(batch, taken, there)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
             self.vec_env.resets_follow = False
@@ -305,7 +305,7 @@ class Rollout:
         kept = {} if batch.states is None else batch.states.kept(taken)
         return Filled(
             data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends,
-            there=there, extra=extra,
+            there=there,
         )  # fmt: skip
 
     def _take_late(self, data: dict[Key, np.ndarray], steps: int, random_steps: int) -> dict[Key, torch.Tensor]:
@@ -349,16 +349,6 @@ class Rollout:
         if self.segment is None or self.segment.size < min(batch.columns.steps, STEPS):
             self.segment = DeviceSegment(actor, batch.columns, self.vec_env, self.plan.env_keys, self.bounded)
         return self.segment.run
-
-    def _there(
-        self, batch: BoundBatch, steps: int, random_steps: int
-    ) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Tensor]]:  # fmt: skip
-        """Return columns, and next observations of ends, that lie where the batch is to lie."""
-        if random_steps:
-            return {}, {}
-        if self.segment is None:
-            return batch.actor.there(steps, batch.columns.data), {}
-        return self.segment.stayed(steps, batch.finals.places)
 
     def _blank(self, batch: BoundBatch, steps: int) -> None:
         """Zero what the policy would have written in the steps that random actions took."""
@@ -411,14 +401,14 @@ class Rollout:
         return Prepared(bound, held, masks, self.vec_env.actions.sizes, self.mask_key)
 
     def _finish(
-        self, batch: BoundBatch, steps: int, looked_at: bool
+        self, batch: BoundBatch, steps: int, there: dict[Key, torch.Tensor]
     ) -> tuple[dict[Key, np.ndarray], np.ndarray | None, list[Ended]]:  # fmt: skip
         """Return all columns of the batch, the env's own rewards where changed, and the ended episodes."""
         data, vec_env, raw_reward = dict(batch.columns.data), self.vec_env, None
         if steps < batch.columns.steps:
             data = {key: np.ascontiguousarray(column[:, :steps]) for key, column in data.items()}
         outcome = vec_env.take_outcome()
-        if not looked_at:
+        if self.segment is None or not there:  # which looks by itself
             check_finite(vec_env, data, self.carrier, batch.finals, outcome)
         check_bounds(
             vec_env, data, self.carrier, batch.finals, outcome, self.bounded,

@@ -7,7 +7,7 @@ and all other rows, unless the batch is to lie there: then they stay.  What is d
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -22,10 +22,9 @@ from rlcli.collectors.loop import BoundBatch
 from rlcli.data.next_obs.modes import order_of_ends
 from rlcli.errors import NumericsError
 from rlcli.graphs.static import sent
-from rlcli.keys import ACTION, DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key
+from rlcli.keys import ACTION, DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, under_next
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.vec_envs.episodes import env_raised
-from rlcli.vec_envs.observations import lane_writer
 
 STEPS = 32  # of a segment at most: the device holds its rows twice
 
@@ -54,7 +53,7 @@ class DeviceSegment:
         self.seen: Any = None
         self.at: Any = None  # where the envs were when the last rows were written, `steps` of them
         self.steps = 0
-        self.there: dict[Key, Tensor] | None = None  # columns, where these are to lie here
+        self.stays: dict[Key, Tensor] | None = None  # columns, where these are to lie here
         self.last: list[dict[Key, Tensor]] = []  # true next observations of ends
 
     def _memory(self, shape: tuple[int, ...], dtype: torch.dtype, more: int = 0) -> Tensor:
@@ -66,7 +65,7 @@ class DeviceSegment:
         """Take these steps of a leg that has begun, at least one; the step after them."""
         place = bound.actor.setting.placement
         stays = moves and place.storing_is_elsewhere and place.storing == self.device
-        self.there, self.last = {} if stays else None, []
+        self.stays, self.last, self.finals = {} if stays else None, [], batch.finals
         if self.seen != (bound.version, bound.seen):
             self.seen, self.forward = (bound.version, bound.seen), bound.in_turn(self.on)
         for key, scale in bound.scales.items():
@@ -84,8 +83,8 @@ class DeviceSegment:
             self._take(batch, bound, begun, t + 1 - begun)
         shown = self.engine.tree(self.shown)
         self.vec_env.show(shown)
-        rows = {leaf.key: batch.columns.rows[name] for leaf, name in zip(self.vec_env.leaves, self.names, strict=True)}
-        lane_writer(self.vec_env.leaves, rows)(t + 1, shown, slice(None))
+        for leaf, name in zip(self.vec_env.leaves, self.names, strict=True):
+            np.copyto(batch.columns.rows[name][t + 1], leaf.find(shown), casting="same_kind")
         return t + 1
 
     def _begin(self, columns: Columns, bound: BoundFastActor, t: int) -> None:
@@ -138,15 +137,15 @@ class DeviceSegment:
         vec_env, outcome, end = self.vec_env, self.vec_env.outcome, begun + steps
         flags, rewards, self.steps = self.flags[:, :steps].cpu().numpy(), torch.stack(self.rewards), steps
         bound.taken[begun:end] = taken = self.taken[:steps].cpu().numpy()
-        if self.there is not None and not self._stay(batch.columns.data, bound, begun, rewards):
-            for key, column in self.there.items():  # something is not finite: the host looks at all of it
+        if self.stays is not None and not self._stay(batch.columns.data, bound, begun, rewards):
+            for key, column in self.stays.items():  # something is not finite: the host looks at all of it
                 batch.columns.data[key][:, :begun] = column[:, :begun].cpu()
-            self.there = None
+            self.stays = None
         for name, rows in zip(self.names, self.rows, strict=True):
-            if self.there is None or name in self.bounded:
+            if self.stays is None or name in self.bounded:
                 for i, row in enumerate(rows[: steps + 1].cpu().numpy()):
                     np.copyto(batch.columns.rows[name][begun + i], row)
-        if self.there is None:
+        if self.stays is None:
             for key, written in self.written.items():
                 bound.kept[key][begun:end] = written[:steps].cpu()
             self._check(batch, bound, begun, end)
@@ -184,25 +183,26 @@ class DeviceSegment:
         found |= {name: x[:steps] for name, x in zip(self.names, self.rows, strict=True)}
         found |= {ACTION: taken, REWARD: rewards[..., None], TERMINATED: over, TRUNCATED: cut, DONE: over | cut}
         found |= dict.fromkeys(END_FLAGS, torch.zeros_like(over))
-        assert self.there is not None
+        assert self.stays is not None
         for key in found.keys() & data.keys():
-            if key not in self.there:
+            if key not in self.stays:
                 shape, dtype = data[key].shape, torch_dtype(data[key].dtype)
-                self.there[key] = torch.empty(shape, dtype=dtype, device=self.device)
-            self.there[key][:, begun : begun + steps].copy_(found[key].transpose(0, 1))
+                self.stays[key] = torch.empty(shape, dtype=dtype, device=self.device)
+            self.stays[key][:, begun : begun + steps].copy_(found[key].transpose(0, 1))
         return True
 
-    def stayed(self, steps: int, places: Sequence[tuple[int, int]]) -> tuple[dict[Key, Tensor], dict[Key, Tensor]]:
+    def there(self, steps: int, keys: Container[Key]) -> dict[Key, Tensor]:
         """Return the columns of a batch that lie here, and the next observations of its ends."""
-        there, last, self.there, self.last = self.there, self.last, None, []
+        there, last, self.stays, self.last = self.stays, self.last, None, []
         if there is None:
-            return {}, {}
-        order = order_of_ends(self.vec_env.n, steps, places)[1]
-        extra = {name: rows[self.steps].clone() for name, rows in zip(self.names, self.rows, strict=True)}
-        if order is not None and self.keep_finals:
-            at = sent({"at": torch.from_numpy(order)}, self.device)["at"]
-            extra = {name: torch.cat([x, *(rows[name] for rows in last)])[at] for name, x in extra.items()}
-        return {key: x[:, :steps].contiguous() for key, x in there.items()}, extra
+            return {}
+        there = {key: x[:, :steps].contiguous() for key, x in there.items()}
+        order = order_of_ends(self.vec_env.n, steps, self.finals.places)[1] if self.keep_finals else None
+        at = None if order is None else sent({"at": torch.from_numpy(order)}, self.device)["at"]
+        for name, rows in zip(self.names, self.rows, strict=True):
+            ends = torch.cat([rows[self.steps], *(parts[name] for parts in last)])
+            there[under_next(name)] = ends if at is None else ends[at]
+        return there
 
     def _check(self, batch: BoundBatch, bound: BoundFastActor, begun: int, end: int) -> None:
         """Refuse parameters that no action can be drawn from; the envs went on meanwhile."""

@@ -267,3 +267,6 @@ def test_a_registered_env_trains_and_resumes(tmp_path, segments, memory):
     assert resumed.summary["evaluation"] == whole.summary["evaluation"]
     assert whole.summary["evaluation"]["mean_return"] > 10
     assert segments[1] and all(segments[1])
+    (twice,) = (entry for entry in rlcli.plan(**settings).entries if entry.component == "segment")
+    width = 4 * 4 + 8 + 4 + 4 + 3 * 1  # of rows with actions, log-probabilities, rewards and flags
+    assert twice.bytes == 2 * 32 * 8 * width

@@ -81,15 +81,15 @@ def unpack(packed: Packed) -> TensorDictBase:
 
 def move(
     batch: TensorDictBase, device: torch.device | str, *, non_blocking: bool = False,
-    there: Mapping[Key, Tensor] = MappingProxyType({}), extra: Mapping[Key, Tensor] = MappingProxyType({}),
+    there: Mapping[Key, Tensor] = MappingProxyType({}),
 ) -> TensorDictBase:  # fmt: skip
     """The batch on `device`, where each observation is held once as before.
 
-    `there`, `extra`: columns and extra rows that lie on the device already; all else is then sent by one copy.
+    `there`: columns that lie on the device already, and extra rows as ("next", key); all else is sent by one copy.
     """
     packed = pack(batch)
     if there:
-        return _sent(packed, torch.device(device), there, extra)
+        return _sent(packed, torch.device(device), there)
     ends = None if packed.ends is None else packed.ends.to(device, non_blocking=non_blocking)
     extra = {key: x.to(device, non_blocking=non_blocking) for key, x in packed.extra.items()}
     sparse = {key: rows.to(device, non_blocking=non_blocking) for key, rows in packed.sparse.items()}
@@ -98,12 +98,10 @@ def move(
     return _lazy(moved, None if ends is None else Successors(batch.shape, ends))
 
 
-def _sent(
-    packed: Packed, device: torch.device, there: Mapping[Key, Tensor], ends_there: Mapping[Key, Tensor]
-) -> TensorDictBase:  # fmt: skip
+def _sent(packed: Packed, device: torch.device, there: Mapping[Key, Tensor]) -> TensorDictBase:
     batch = packed.batch.copy()
     columns: dict[tuple, Tensor] = {("own", key): x for key, x in _leaves(batch).items() if unravel(key) not in there}
-    columns |= {("extra", key): x for key, x in packed.extra.items() if key not in ends_there}
+    columns |= {("extra", key): x for key, x in packed.extra.items() if under_next(key) not in there}
     if packed.ends is not None:
         columns["ends",] = packed.ends
     for key, few in packed.sparse.items():
@@ -112,7 +110,9 @@ def _sent(
     got = {name: x.data for name, x in sent(columns, device).items()}
     for key in _leaves(batch):
         batch.set(key, there[unravel(key)] if unravel(key) in there else got["own", key])
-    extra = {key: ends_there[key] if key in ends_there else got["extra", key] for key in packed.extra}
+    extra = {
+        key: there[next_key] if (next_key := under_next(key)) in there else got["extra", key] for key in packed.extra
+    }
     sparse = {key: Sparse(got["at", key], got["rows", key], few.nothing) for key, few in packed.sparse.items()}
     ends = Successors(batch.shape, got["ends",]) if packed.ends is not None else None
     return _lazy(Packed(batch.to(device), None, extra, sparse), ends)
