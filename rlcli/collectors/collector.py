@@ -271,9 +271,7 @@ class Collector(BaseCollector):
             batch = batch.to(storing)  # only says so
         return filled.delivered(batch)
 
-    def fill(
-        self, steps: int, *, random_steps: int | None = None, timed: bool = False, moves: bool = False
-    ) -> Filled:  # fmt: skip
+    def fill(self, steps: int, *, random_steps: int | None = None, timed: bool = False, moves: bool = False) -> Filled:
         """Take so many steps of each env; what they left, to be `assembled` to a batch.
 
         Parameters

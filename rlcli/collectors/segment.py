@@ -19,7 +19,7 @@ from rlcli.collectors.actors.rows import BoundActor, BoundFastActor
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.devices import same_device
 from rlcli.collectors.loop import BoundBatch
-from rlcli.data.next_obs.modes import order_of_ends
+from rlcli.data.next_obs.modes import places_of_ends
 from rlcli.errors import NumericsError
 from rlcli.graphs.static import sent
 from rlcli.keys import ACTION, DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, under_next
@@ -59,9 +59,7 @@ class DeviceSegment:
     def _memory(self, shape: tuple[int, ...], dtype: torch.dtype, more: int = 0) -> Tensor:
         return torch.empty(self.size + more, self.vec_env.n, *shape, dtype=dtype, device=self.device)
 
-    def run(
-        self, batch: BoundBatch, bound: BoundFastActor, steps: Iterable[int], keep_finals: bool, moves: bool
-    ) -> int:  # fmt: skip
+    def run(self, batch: BoundBatch, bound: BoundFastActor, steps: Iterable[int], finals: bool, moves: bool) -> int:
         """Take these steps of a leg that has begun, at least one; the step after them."""
         place = bound.actor.setting.placement
         stays = moves and place.storing_is_elsewhere and place.storing == self.device
@@ -70,7 +68,7 @@ class DeviceSegment:
             self.seen, self.forward = (bound.version, bound.seen), bound.in_turn(self.on)
         for key, scale in bound.scales.items():
             self.written[key][...] = scale.value().detach()
-        self.keep_finals, begun, t = keep_finals, -1, -1
+        self.keep_finals, begun, t = finals, -1, -1
         for t in steps:
             if begun < 0:
                 begun = t
@@ -186,8 +184,7 @@ class DeviceSegment:
         assert self.stays is not None
         for key in found.keys() & data.keys():
             if key not in self.stays:
-                shape, dtype = data[key].shape, torch_dtype(data[key].dtype)
-                self.stays[key] = torch.empty(shape, dtype=dtype, device=self.device)
+                self.stays[key] = torch.empty_like(torch.from_numpy(data[key]), device=self.device)
             self.stays[key][:, begun : begun + steps].copy_(found[key].transpose(0, 1))
         return True
 
@@ -197,7 +194,7 @@ class DeviceSegment:
         if there is None:
             return {}
         there = {key: x[:, :steps].contiguous() for key, x in there.items()}
-        order = order_of_ends(self.vec_env.n, steps, self.finals.places)[1] if self.keep_finals else None
+        order = places_of_ends(self.vec_env.n, steps, self.finals.places)[1] if self.keep_finals else None
         at = None if order is None else sent({"at": torch.from_numpy(order)}, self.device)["at"]
         for name, rows in zip(self.names, self.rows, strict=True):
             ends = torch.cat([rows[self.steps], *(parts[name] for parts in last)])
