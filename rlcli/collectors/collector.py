@@ -29,7 +29,7 @@ from rlcli.collectors.weights import ActingModels
 from rlcli.collectors.wiring import array_path, make_env, refuse_random_now, wire, with_transforms
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
-from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
+from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED
 from rlcli.processes.watchdog import watching
 from rlcli.vec_envs.bounds import Bounds
 from rlcli.weight_update.publisher import POLICY, Publisher
@@ -261,7 +261,7 @@ class Collector(BaseCollector):
         return Delivered(batch, reward, done)
 
     def _stepped(self, steps: int, timed: bool) -> Delivered:
-        filled = self.fill(steps, timed=timed)
+        filled = self.fill(steps, timed=timed, moves=self.delta is None)
         batch = filled.assembled(batched=self.batched, delta=self.delta)
         if (storing := self.placement.storing) is not None and self.placement.storing_is_elsewhere:
             batch = filled.moved(batch, storing, non_blocking=self.placement.non_blocking)
@@ -271,13 +271,15 @@ class Collector(BaseCollector):
             batch = batch.to(storing)  # only says so
         return filled.delivered(batch)
 
-    def fill(self, steps: int, *, random_steps: int | None = None, timed: bool = False) -> Filled:
+    def fill(self, steps: int, *, random_steps: int | None = None, timed: bool = False, moves: bool = False) -> Filled:
         """Take so many steps of each env; what they left, to be `assembled` to a batch.
 
         Parameters
         ----------
         random_steps : int, optional
             How many of them, the first, take random actions; by default those that `init_random_frames` asks for.
+        moves : bool
+            Whether it is then `moved`: columns that its device holds already need not be in host memory, too.
         """
         self._before_batch()
         if self.pre_collect_hook is not None:
@@ -293,11 +295,11 @@ class Collector(BaseCollector):
             refuse_random_now(self.env, self.vec_env, self._wired.actor)
         self._models.begin()
         try:
-            filled = self._engine.collect(steps, min(steps, steps_of(left, self.vec_env.n)), timed)
+            filled = self._engine.collect(steps, min(steps, steps_of(left, self.vec_env.n)), timed, moves)
         finally:
             self._models.end()
         columns, self._raw_reward = filled.columns, filled.raw_reward
-        done = self._flag_last_step(columns)
+        done = self._flag_last_step(filled)
         if POLICY_VERSION in columns:
             columns[POLICY_VERSION][:] = self._models.versions(*columns[POLICY_VERSION].shape)
         self.frames += math.prod(filled.shape)
@@ -326,13 +328,14 @@ class Collector(BaseCollector):
                 self._connect()
         self._looked = True
 
-    def _flag_last_step(self, columns: dict[Key, np.ndarray]) -> np.ndarray | None:
+    def _flag_last_step(self, filled: Filled) -> np.ndarray | None:
         """Apply `set_truncated`; return the ends as the env gave them."""
-        done = columns.get(DONE)
+        columns, done = filled.columns, filled.columns.get(DONE)
         if not self.set_truncated:
             return done
         self._raw_done = None if done is None else done.copy()
         for key in (TRUNCATED, DONE):
+            filled.there.pop(key, None)
             if key in columns:
                 columns[key][:, -1] = True
         return self._raw_done

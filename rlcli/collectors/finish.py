@@ -87,7 +87,8 @@ class Filled:
     done: np.ndarray | None = None  # bool [N, T, 1]: the env's own ends, whatever `set_truncated` flags
     states: Kept = field(default_factory=dict)  # key -> the rows that keep a recurrent state, and their states
     ends: list[Ended] = field(default_factory=list)
-    there: dict[Key, torch.Tensor] = field(default_factory=dict)  # columns that lie on `storing_device` already
+    # columns that lie on `storing_device` already, and next observations of ends: see `move`
+    there: dict[Key, torch.Tensor] = field(default_factory=dict)
 
     @property
     def reward(self) -> np.ndarray | None:

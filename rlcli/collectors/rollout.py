@@ -190,6 +190,7 @@ class Rollout:
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
         """Continue from `state_dict`; return the envs that had to begin a new episode."""
+        self.segment = None  # which may hold rows of other episodes
         self.ids.restart_at(int(state["next_id"]))
         for part, position in zip((POLICY, RANDOM), state["noise"], strict=True):
             self.noise[part].position = int(position)
@@ -228,8 +229,9 @@ class Rollout:
         return not vec_env.on_tensordicts and vec_env.seed_used(lane, number) != vec_env.seed_used(lane, number + 1)
 
     # ---- batches -----------------------------------------------------------------------------------------------
-    def collect(self, steps: int, random_steps: int = 0, timed: bool = False) -> Filled:
-        """Run `steps` steps, the first `random_steps` of them with random actions."""
+    def collect(self, steps: int, random_steps: int = 0, timed: bool = False, moves: bool = False) -> Filled:
+        """Run `steps` steps, the first `random_steps` of them with random actions; `moves`: see `Collector.fill`."""
+        self._moves = moves and not (random_steps or self.plan.after)
         drawing = self.drawing(random_steps)
         with self._limited(), same_dtype(f"env {self.vec_env.name}"), watching(self.vec_env), drawing:
             return self._collect(steps, random_steps, timed)
@@ -290,7 +292,8 @@ class Rollout:
                 if taken < batch.columns.steps:  # an env finished and is not to be reset yet, or it was cut short
                     for key, carrier in self.carrier.items():
                         carrier[...] = batch.columns.rows[key][taken]
-                data, raw_reward, ends = self._finish(batch, taken)
+                there = {} if random_steps else (self.segment or batch.actor).there(taken, batch.columns.data)
+                data, raw_reward, ends = self._finish(batch, taken, there)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
             self.vec_env.resets_follow = False
@@ -300,7 +303,6 @@ class Rollout:
             seconds.total = time.perf_counter() - started
         shape = (self.vec_env.n, taken)
         kept = {} if batch.states is None else batch.states.kept(taken)
-        there = {} if random_steps else batch.actor.there(taken, data)
         return Filled(
             data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends,
             there=there,
@@ -328,11 +330,11 @@ class Rollout:
                 step, reset = _timed(step, seconds, "env"), _timed(reset, seconds, "env")
                 run = run and _timed(run, seconds, "env")
             legs = self.legs(first, last)
-            taken = (
-                run(batch, actor, legs, self.keep_finals) if run else
-                batch.step_envs(act, step, reset, legs, self.keep_finals, self.options.reset_when_done)
-            )  # fmt: skip
-            actor.end(first, taken)
+            if run is not None:
+                taken = run(batch, actor, legs, self.keep_finals, self._moves)
+            else:
+                taken = batch.step_envs(act, step, reset, legs, self.keep_finals, self.options.reset_when_done)
+                actor.end(first, taken)
             noise.advance(taken - first)
             return taken
 
@@ -345,7 +347,7 @@ class Rollout:
         if not self.options.reset_when_done or not fits(actor, self.vec_env):
             return None
         if self.segment is None or self.segment.size < min(batch.columns.steps, STEPS):
-            self.segment = DeviceSegment(actor, batch.columns, self.vec_env, self.plan.env_keys)
+            self.segment = DeviceSegment(actor, batch.columns, self.vec_env, self.plan.env_keys, self.bounded)
         return self.segment.run
 
     def _blank(self, batch: BoundBatch, steps: int) -> None:
@@ -398,13 +400,16 @@ class Rollout:
         masks = [row.reshape(len(row), -1) for row in columns.rows[self.mask_key]]
         return Prepared(bound, held, masks, self.vec_env.actions.sizes, self.mask_key)
 
-    def _finish(self, batch: BoundBatch, steps: int) -> tuple[dict[Key, np.ndarray], np.ndarray | None, list[Ended]]:
+    def _finish(
+        self, batch: BoundBatch, steps: int, there: dict[Key, torch.Tensor]
+    ) -> tuple[dict[Key, np.ndarray], np.ndarray | None, list[Ended]]:  # fmt: skip
         """Return all columns of the batch, the env's own rewards where changed, and the ended episodes."""
         data, vec_env, raw_reward = dict(batch.columns.data), self.vec_env, None
         if steps < batch.columns.steps:
             data = {key: np.ascontiguousarray(column[:, :steps]) for key, column in data.items()}
         outcome = vec_env.take_outcome()
-        check_finite(vec_env, data, self.carrier, batch.finals, outcome)
+        if self.segment is None or not there:  # which looks by itself
+            check_finite(vec_env, data, self.carrier, batch.finals, outcome)
         check_bounds(
             vec_env, data, self.carrier, batch.finals, outcome, self.bounded,
             start=self.start, fresh=self.fresh, waiting=batch.ended,

@@ -1,25 +1,28 @@
 """The loop of a policy and envs on one device: the host orders its steps, and reads nothing before a segment is over.
 
 Noise goes there once a segment, and so does where each episode stands: seeds of the next ones are made there, and at
-every step a mask resets the envs that finished.  Then rows, rewards, ends and the true last observations come back, and
-what is delivered is what single steps give.
+every step a mask resets the envs that finished.  Then actions, rewards, ends and the true last observations come back,
+and all other rows, unless the batch is to lie there: then they stay.  What is delivered is what single steps give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from rlcli.collectors.actors.rows import BoundActor, BoundFastActor
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.devices import same_device
 from rlcli.collectors.loop import BoundBatch
+from rlcli.data.next_obs.modes import places_of_ends
 from rlcli.errors import NumericsError
-from rlcli.keys import Key
+from rlcli.graphs.static import sent
+from rlcli.keys import ACTION, DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, under_next
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.vec_envs.episodes import env_raised
 
@@ -29,11 +32,14 @@ STEPS = 32  # of a segment at most: the device holds its rows twice
 class DeviceSegment:
     """Memory of one segment on the device of `vec_env`; `names` are those of the rows of its observations."""
 
-    def __init__(self, bound: BoundFastActor, columns: Columns, vec_env: Any, names: Mapping[Key, Key]) -> None:
+    def __init__(
+        self, bound: BoundFastActor, columns: Columns, vec_env: Any, names: Mapping[Key, Key], bounded: Container[Key]
+    ) -> None:  # fmt: skip
         self.vec_env, self.engine, self.actor = vec_env, vec_env.engine, bound.actor
         self.size, self.device = min(columns.steps, STEPS), vec_env.device
         n, actor = vec_env.n, bound.actor
         self.names = [names[leaf.key] for leaf in vec_env.leaves]
+        self.bounded = bounded  # of these, those which the host looks at
         self.after = [self._memory(leaf.shape, torch_dtype(leaf.stored)) for leaf in vec_env.leaves]
         self.rows = [self._memory(leaf.shape, torch_dtype(leaf.stored), 1) for leaf in vec_env.leaves]
         self.written = {key: self._memory(actor.written[key][0], torch.float32) for key in bound.kept}
@@ -45,17 +51,24 @@ class DeviceSegment:
         for key in actor.written.keys() - self.written.keys():  # nobody wants these
             self.on[key] = [torch.empty(n, *actor.written[key][0], device=self.device)] * self.size
         self.seen: Any = None
+        self.at: Any = None  # where the envs were when the last rows were written, `steps` of them
+        self.steps = 0
+        self.stays: dict[Key, Tensor] | None = None  # columns, where these are to lie here
+        self.last: list[dict[Key, Tensor]] = []  # true next observations of ends
 
     def _memory(self, shape: tuple[int, ...], dtype: torch.dtype, more: int = 0) -> Tensor:
         return torch.empty(self.size + more, self.vec_env.n, *shape, dtype=dtype, device=self.device)
 
-    def run(self, batch: BoundBatch, bound: BoundFastActor, steps: Iterable[int], keep_finals: bool) -> int:
+    def run(self, batch: BoundBatch, bound: BoundFastActor, steps: Iterable[int], finals: bool, moves: bool) -> int:
         """Take these steps of a leg that has begun, at least one; the step after them."""
+        place = bound.actor.setting.placement
+        stays = moves and place.storing_is_elsewhere and place.storing == self.device
+        self.stays, self.last, self.finals = {} if stays else None, [], batch.finals
         if self.seen != (bound.version, bound.seen):
             self.seen, self.forward = (bound.version, bound.seen), bound.in_turn(self.on)
         for key, scale in bound.scales.items():
             self.written[key][...] = scale.value().detach()
-        self.keep_finals, begun, t = keep_finals, -1, -1
+        self.keep_finals, begun, t = finals, -1, -1
         for t in steps:
             if begun < 0:
                 begun = t
@@ -66,21 +79,27 @@ class DeviceSegment:
                 begun = -1
         if begun >= 0:
             self._take(batch, bound, begun, t + 1 - begun)
+        shown = self.engine.tree(self.shown)
+        self.vec_env.show(shown)
+        for leaf, name in zip(self.vec_env.leaves, self.names, strict=True):
+            np.copyto(batch.columns.rows[name][t + 1], leaf.find(shown), casting="same_kind")
         return t + 1
 
     def _begin(self, columns: Columns, bound: BoundFastActor, t: int) -> None:
         """Bring the device what a segment from step t on begins with."""
-        for name, rows in zip(self.names, self.rows, strict=True):
-            rows[0].copy_(torch.from_numpy(columns.rows[name][t]))
         book, clock = self.vec_env, self.vec_env.clock[0]
         left = [deadline - clock for deadline in book.deadlines]
-        standing = torch.tensor([book.episodes, left, book.limits]).to(self.device)
-        self.episodes, self.left, self.limits = standing.unbind(0)
-        self.rewards: list[Tensor] = []
-        self.noise = None
+        up: dict[Any, Tensor] = {"standing": torch.tensor([book.episodes, left, book.limits])}
         if bound.drawn is not None:
-            noise = np.stack(list(bound.noise[t - bound.first : t - bound.first + self.size]))
-            self.noise = torch.from_numpy(noise).to(self.device)
+            up["noise"] = torch.from_numpy(np.stack(bound.noise[t - bound.first : t - bound.first + self.size]))
+        if self.at != book.moved():  # somebody else stepped them, or reset some
+            up |= {(name,): torch.from_numpy(columns.rows[name][t]) for name in self.names}
+        got = sent(up, self.device)
+        for name, rows in zip(self.names, self.rows, strict=True):
+            rows[0].copy_(got.get((name,), rows[self.steps]))
+        self.episodes, self.left, self.limits = got["standing"].unbind(0)
+        self.rewards: list[Tensor] = []
+        self.noise = got.get("noise")
 
     def _step(self, bound: BoundFastActor, i: int) -> None:
         vec_env, function = self.vec_env, self.actor.function
@@ -112,32 +131,75 @@ class DeviceSegment:
             rows[i + 1].copy_(part)
 
     def _take(self, batch: BoundBatch, bound: BoundFastActor, begun: int, steps: int) -> None:
-        """Read what a segment of so many steps left: rows, rewards, ends."""
-        vec_env, outcome, columns, end = self.vec_env, self.vec_env.outcome, batch.columns, begun + steps
-        flags = self.flags[:, :steps].cpu().numpy()
-        for name, rows in zip(self.names, self.rows, strict=True):
-            target, source = columns.rows[name], rows[1 : steps + 1].cpu().numpy()
-            for i in range(steps):
-                np.copyto(target[begun + i + 1], source[i])
+        """Read what the host has to know of a segment of so many steps."""
+        vec_env, outcome, end = self.vec_env, self.vec_env.outcome, begun + steps
+        flags, rewards, self.steps = self.flags[:, :steps].cpu().numpy(), torch.stack(self.rewards), steps
         bound.taken[begun:end] = taken = self.taken[:steps].cpu().numpy()
-        for key, written in self.written.items():
-            bound.kept[key][begun:end] = written[:steps].cpu()
-        self._check(batch, bound, begun, end)
-        outcome.reward_rows += list(torch.stack(self.rewards).cpu().numpy().astype(np.float64))
+        if self.stays is not None and not self._stay(batch.columns.data, bound, begun, rewards):
+            for key, column in self.stays.items():  # something is not finite: the host looks at all of it
+                batch.columns.data[key][:, :begun] = column[:, :begun].cpu()
+            self.stays = None
+        for name, rows in zip(self.names, self.rows, strict=True):
+            if self.stays is None or name in self.bounded:
+                for i, row in enumerate(rows[: steps + 1].cpu().numpy()):
+                    np.copyto(batch.columns.rows[name][begun + i], row)
+        if self.stays is None:
+            for key, written in self.written.items():
+                bound.kept[key][begun:end] = written[:steps].cpu()
+            self._check(batch, bound, begun, end)
+            bound.end(begun, end)
+        outcome.reward_rows += list(rewards.cpu().numpy().astype(np.float64))
         send, dtype = vec_env.actions.array_sender(), vec_env.actions.dtype
         vec_env.history += [np.asarray(send(row), dtype) for row in taken.astype(dtype)]
-        vec_env.show(self.engine.tree(self.shown))
         when, lanes = np.nonzero(flags[0] | flags[1])
         if len(when):
             ends = [(begun + when).tolist(), lanes.tolist(), *(flag[when, lanes].tolist() for flag in flags)]
             outcome.ends += zip(*ends, strict=True)
             if self.keep_finals:
-                at = [torch.from_numpy(place).to(self.device) for place in (when, lanes)]
-                last = {name: after[*at].cpu().numpy() for name, after in zip(self.names, self.after, strict=True)}
+                at = (self.flags[0, :steps] | self.flags[1, :steps]).nonzero(as_tuple=True)
+                self.last.append({name: after[*at] for name, after in zip(self.names, self.after, strict=True)})
+                last = {name: x.cpu().numpy() for name, x in self.last[-1].items()}
                 batch.finals.add(list(zip(*ends[:2], strict=True)), last)
             clock = vec_env.clock[0] - steps + 1
             for i in np.unique(when).tolist():
                 vec_env.begin_episodes(lanes[when == i].tolist(), clock + i)
+        self.at = vec_env.moved()
+
+    def _stay(self, data: dict[Key, np.ndarray], bound: BoundFastActor, begun: int, rewards: Tensor) -> bool:
+        """Write a segment's columns where the batch is to lie, if all that was computed is finite."""
+        steps, function, actions = self.steps, self.actor.function, self.actor.actions
+        found = {key: x[:steps] for key, x in self.written.items()}
+        taken = self.taken[:steps]
+        found |= bound.concluded([found[key] for key in function.param_keys], taken)
+        rows = [x[: steps + 1] for x in self.rows] + [x[:steps] for x in self.after if self.keep_finals]
+        if not torch.stack([x.isfinite().all() for x in (taken, *found.values(), *rows)]).all().item():
+            return False
+        if actions.encoded:
+            parts = taken.reshape(steps, self.vec_env.n, -1).unbind(-1)
+            taken = torch.cat([one_hot(part.long(), n) for part, n in zip(parts, actions.nvec, strict=True)], -1)
+        over, cut = self.flags[:, :steps, :, None]
+        found |= {name: x[:steps] for name, x in zip(self.names, self.rows, strict=True)}
+        found |= {ACTION: taken, REWARD: rewards[..., None], TERMINATED: over, TRUNCATED: cut, DONE: over | cut}
+        found |= dict.fromkeys(END_FLAGS, torch.zeros_like(over))
+        assert self.stays is not None
+        for key in found.keys() & data.keys():
+            if key not in self.stays:
+                self.stays[key] = torch.empty_like(torch.from_numpy(data[key]), device=self.device)
+            self.stays[key][:, begun : begun + steps].copy_(found[key].transpose(0, 1))
+        return True
+
+    def there(self, steps: int, keys: Container[Key]) -> dict[Key, Tensor]:
+        """Return the columns of a batch that lie here, and the next observations of its ends."""
+        there, last, self.stays, self.last = self.stays, self.last, None, []
+        if there is None:
+            return {}
+        there = {key: x[:, :steps].contiguous() for key, x in there.items()}
+        order = places_of_ends(self.vec_env.n, steps, self.finals.places)[1] if self.keep_finals else None
+        at = None if order is None else sent({"at": torch.from_numpy(order)}, self.device)["at"]
+        for name, rows in zip(self.names, self.rows, strict=True):
+            ends = torch.cat([rows[self.steps], *(parts[name] for parts in last)])
+            there[under_next(name)] = ends if at is None else ends[at]
+        return there
 
     def _check(self, batch: BoundBatch, bound: BoundFastActor, begun: int, end: int) -> None:
         """Refuse parameters that no action can be drawn from; the envs went on meanwhile."""

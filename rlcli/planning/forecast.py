@@ -213,6 +213,11 @@ def tensors_of(
     entries += planned_batch(rows, mode, added=added, index=index, device=run.device)
     if run.total_frames > rows.frames:
         entries.append(spare_entry(rows, mode, run.device, run.written_ahead or 1))
+    if (on := getattr(getattr(collector, "vec_env", None), "device", None)) is not None:
+        from rlcli.collectors.segment import STEPS
+
+        held = 2 * min(rows.steps, STEPS) * rows.lanes * rows.width
+        entries.append(LedgerEntry("segment", "rows on the device of the envs, twice", held, device=str(on), peak=held))
     if learning.loss is not None and run.updates is not None:
         entries += _learned(run.updates, rows, learning, peaks)
     return rows, [*entries, *planned_buffer(run.storage, rows, mode)], peaks

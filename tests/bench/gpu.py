@@ -42,6 +42,7 @@ from tests.bench import gpu_machine as machine
 from tests.bench import gpu_off_policy as hand_off
 from tests.bench import gpu_sides as hand
 from tests.bench import rnn
+from tests.bench.gpu_env import env
 from tests.bench.gpu_part import (
     AUTO,
     CPU,
@@ -59,7 +60,7 @@ from tests.bench.peers.learning import torchrl_estimates, torchrl_recurrent, tor
 
 SHARES = {
     "trace": 12, "act": 20, "update": 35, "values": 10, "train": 100, "workers": 20, "rnn": 35, "eval": 12, "start": 35,
-    "replay": 5, "env": 1,
+    "replay": 5, "env": 12,
 }  # fmt: skip
 
 
@@ -662,7 +663,7 @@ def evaluation(part: Part) -> None:
             part.figure(f"{episodes} episodes of {recipe}: steps a second", steps[-1] / whole, "")
 
 
-# ---- replay, env -----------------------------------------------------------------------------------------------------
+# ---- replay ----------------------------------------------------------------------------------------------------------
 def replay(part: Part) -> None:
     """Draw a minibatch of image stacks, to the device and on it; the device's own gather is the floor."""
     rows, size, shape = part.pick((8192, 256, (4, 84, 84)), (64, 8, (4, 8, 8)))
@@ -723,13 +724,9 @@ def replay(part: Part) -> None:
             part.ratio(timed, ours_name, other)
 
 
-def env(part: Part) -> None:
-    part.refuse("envs on the device: rlcli", "not built yet")
-
-
 PARTS: dict[str, tuple[str, Callable[[Part], None]]] = {
     "trace": ("step or minibatch", trace), "act": ("step of eight envs", act), "update": ("minibatch", update),
     "values": ("batch", values), "train": ("frame", train), "rnn": ("pass, forward and backward", recurrent),
     "workers": ("step of all envs", machine.workers), "start": ("run", machine.start),
-    "eval": ("episode", evaluation), "replay": ("sample", replay), "env": ("step", env),
+    "eval": ("episode", evaluation), "replay": ("sample", replay), "env": ("frame", env),
 }  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from face import refused
 
 from rlcli.errors import ConfigError, NumericsError
-from tests.bench import gpu, gpu_machine, gpu_off_policy, gpu_sides
+from tests.bench import gpu, gpu_env, gpu_machine, gpu_off_policy, gpu_sides
 from tests.bench.settings import BENCHES
 from tests.graphs.standin import StandIn, act_elsewhere
 
@@ -73,7 +73,8 @@ def test_every_other_part_has_its_sides_and_a_file_of_its_own(tmp_path, capsys):
     assert sides(result, "rnn") == {gpu.AUTO, "rlcli, in a graph", "rlcli, pad", "torch.nn, no resets"}
     assert len(sides(result, "replay")) == 5
     assert sides(result, "workers") > {gpu.AUTO, gpu_machine.GIVEN, "100 us between orders"}
-    assert {*result["refused"].values()} == {"not built yet"} and len(result["refused"]) == 1
+    assert sides(result, "env") == {gpu.AUTO, gpu_env.ARRAYS, gpu_env.LOOP}
+    assert not result["refused"]
     for part in parts:
         assert json.loads((tmp_path / f"runs/bench/gpu/{part}.json").read_text())["bench"] == f"gpu, {part}"
     assert "missed" in capsys.readouterr().out
@@ -121,11 +122,10 @@ def test_a_side_that_fails_is_told_and_others_go_on(monkeypatch):
 
     monkeypatch.setattr(gpu_sides, "PPO", out_of_memory)
     monkeypatch.setitem(gpu.PARTS, "replay", ("sample", out_of_memory))
-    result = measured("parts=replay,update,env", "strict=False")
+    result = measured("parts=replay,update", "strict=False")
     assert sides(result, "update, Nature CNN") == {gpu.AUTO, gpu.OFF} < sides(result, "update")
     told = {name for name, why in result["refused"].items() if "out of memory" in why}
     assert f"update, Nature CNN: {gpu.GRAPH}" in told and "replay, all: the rest" in told
-    assert "env, envs on the device: rlcli" in result["refused"]
 
 
 def test_a_side_that_does_something_else_is_an_error(monkeypatch):

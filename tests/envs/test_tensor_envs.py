@@ -6,7 +6,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensor_worlds import Boxes, Pole
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -14,9 +13,13 @@ import rlcli
 from rlcli.collectors import Collector, segment
 from rlcli.envs import NativeEnv
 from rlcli.errors import EnvError, NumericsError
+from rlcli.graphs.captured import same_bits
+from rlcli.graphs.static import Twins
 from rlcli.modules import NormalParamExtractor, ProbabilisticActor
 from rlcli.modules.distributions import IndependentNormal, OneHotCategorical, TanhNormal
 from rlcli.vec_envs.vector_backends import engine_of
+from tests.envs.tensor_worlds import Boxes, Pole
+from tests.graphs.standin import act_elsewhere
 
 
 def policy(world, kind=None):
@@ -114,10 +117,91 @@ def test_a_policy_that_becomes_nan_is_named(segments):
         made.rollout()
 
 
+STAYS = {"storing": torch.device("cpu"), "storing_is_elsewhere": True}
+LAYOUTS = {
+    "full": {"next_obs": "full"},
+    "exact": {"next_obs": "exact"},
+    "compact": {"next_obs": "compact"},
+    "delta": {"next_obs": "delta"},
+    "random": {"init_random_frames": 5 * 80},
+    "truncated": {"set_truncated": True},
+    "kept": {"keep_keys": ["observation", ("next", "observation"), "action", ("next", "reward"), ("next", "done")]},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "world, kind", [(Pole, None), (Boxes, IndependentNormal), (Boxes, TanhNormal)], ids=["choices", "normal", "tanh"]
+)
+def test_rows_that_a_segment_wrote_stay_for_the_update(monkeypatch, segments, layout, world, kind):
+    options = LAYOUTS[layout]
+    if layout == "kept" and world is Boxes:
+        options = {"keep_keys": [*options["keep_keys"], ("more", "age"), ("next", "more", "age")]}
+    here = collector(world, policy(world, kind), **options)
+    expected = [here.next() for _ in range(4)]
+    act_elsewhere(monkeypatch, **STAYS)
+    sent, fetched, send, cpu = [], [], Twins.send, torch.Tensor.cpu
+    monkeypatch.setattr(Twins, "send", lambda twins: sent.append({**twins.here}) or send(twins))
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x, *given: fetched.append(x.nbytes) or cpu(x, *given))
+    there, batches = collector(world, policy(world, kind), **options), []
+    for batch in expected:
+        sent.clear()
+        fetched.clear()
+        batches.append(there.next())  # all are kept: none is written into by those that follow
+        assert same(batch, batches[-1])
+    assert all(segments[1]) and len(segments[1]) >= 6
+    assert "_kept" not in vars(there._engine.actor.on_device)
+    assert all(map(same, expected, batches))
+    if layout == "delta":
+        return
+    *up, rest = sent
+    ends = int((done := batches[-1]["next", "done"]).sum())
+    made = {"at"} if ends and layout != "compact" and not (layout == "truncated" and ends == 5) else set()
+    assert [{*names} for names in up] == [{"standing", "noise"}] * 3 + [made] * bool(made)
+    columns = {name[1] for name in rest if name[0] == "own"}
+    own = {("collector", "traj_ids"), ("collector", "policy_version")}
+    if layout == "truncated":
+        own |= {("next", "done"), ("next", "truncated")}
+    assert columns == own & {*batches[-1].keys(True)} and {*rest} - {("own", key) for key in columns} <= {("ends",)}
+    done = expected[-1]["next", "done"].numel()
+    step = batches[-1]["action"][0, 0].nbytes if world is Boxes else 8
+    shown = sum(np.prod(part.shape, dtype=int) * part.dtype.itemsize for part in there.vec_env.leaves)
+    lasts = len(there._engine.pool._idle[-1].finals.places) * shown
+    looked_at = 0 if world is Pole else (done + 3 * 5) * 4  # has bounds
+    assert sum(fetched) == done * (step + 4 + 2) + 5 * shown + lasts + looked_at
+
+
+def test_masked_options_and_what_is_not_finite_are_looked_at_on_the_host(monkeypatch, segments):
+    found = []
+    for stays in (False, True):
+        if stays:
+            act_elsewhere(monkeypatch, **STAYS)
+        acting = policy(Pole)
+        made = collector(Odd, acting)
+        batches = [made.next()]
+        with torch.no_grad():
+            acting.module[0].module[-1].bias[0] = -torch.inf
+        batches += [made.next(), made.next()]
+        made.vec_env.engine.env.fault = "nan"
+        with pytest.raises(EnvError) as error:
+            made.next()
+        found.append((batches, str(error.value)))
+    assert "is not finite" in found[0][1] and "env 3" in found[0][1] and found[0][1] == found[1][1]
+    assert all(map(same, found[0][0], found[1][0]))
+    assert all(segments[1]) and len(segments[1]) == 8
+
+
+def same(one, other):
+    keys = {*one.keys(True, True)}
+    return keys == {*other.keys(True, True)} and all(
+        same_bits(one[key], other[key]) and type(one.get(key)) is type(other.get(key)) for key in keys
+    )
+
+
 class Odd(Pole):
     """Returns what it should not."""
 
-    fault = None
+    fault, steps = None, 0
 
     def step(self, actions):
         observation, reward, *ends = super().step(actions)
@@ -129,6 +213,10 @@ class Odd(Pole):
             ends[0] = ends[0].float()
         elif self.fault == "device":
             observation = observation.to("meta")
+        elif self.fault == "nan":
+            self.steps += 1
+            observation = observation.clone()
+            observation[3, 1] = torch.nan if self.steps == 40 else observation[3, 1]
         elif self.fault == "five":
             return observation, reward, *ends, {}
         return observation, reward, *ends
@@ -179,3 +267,6 @@ def test_a_registered_env_trains_and_resumes(tmp_path, segments, memory):
     assert resumed.summary["evaluation"] == whole.summary["evaluation"]
     assert whole.summary["evaluation"]["mean_return"] > 10
     assert segments[1] and all(segments[1])
+    (twice,) = (entry for entry in rlcli.plan(**settings).entries if entry.component == "segment")
+    width = 4 * 4 + 8 + 4 + 4 + 3 * 1  # of rows with actions, log-probabilities, rewards and flags
+    assert twice.bytes == 2 * 32 * 8 * width

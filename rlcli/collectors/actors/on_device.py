@@ -8,6 +8,7 @@ keeps each step's rows, which are then not sent again with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,12 +44,15 @@ class OnDevice:
         }
         places = {**self._given.there, **self._taken.there, **stays}
         self.steps, self.first = steps, -1  # `first`: the step of the batch from which on rows are kept
-        self._kept = torch.empty(steps, len(self._given.block), dtype=torch.int64, device=device)
         self._run = in_turn({key: [x] for key, x in places.items()})
         record = graph.recorder_of(device)
         assert record is not None
         left, step = [*self._taken.there.values(), *stays.values()], self._given.here[_STEP]
         self.captured = Captured("acting", self._step, lambda: [*left, self._kept[int(step) :][:1]], record)
+
+    @cached_property
+    def _kept(self) -> Tensor:  # none where a segment takes the steps
+        return torch.empty(self.steps, len(self._given.block), dtype=torch.int64, device=self._device)
 
     def _step(self) -> None:
         self._given.send()

@@ -8,7 +8,7 @@ row, and write it to the next one.  Log-probabilities are computed once per batc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -291,6 +291,15 @@ class BoundFastActor(BoundActor):
         key = next(k for k, row in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(row[lane]).all())
         raise not_finite(key, f"step {t} of the batch, env {lane}; {then}")
 
+    def concluded(self, params: Sequence[Tensor], taken: Tensor) -> dict[Key, Tensor]:
+        """Return the columns `[steps, N, *]` that follow from parameters and actions, wherever these lie."""
+        function, found = self.actor.function, {}
+        if function.log_prob_key in self.data:
+            found[function.log_prob_key] = function.family.log_prob(tuple(params), taken)
+        if function.chosen_key in self.data:
+            found[function.chosen_key] = params[0].amax(-1, keepdim=True)  # before exploration, as the module writes it
+        return found
+
     def end(self, first, last) -> None:
         actions, data = self.actor.actions, self.data
         taken = self.taken[first:last]
@@ -302,15 +311,11 @@ class BoundFastActor(BoundActor):
         column = data.get(ACTION)
         if column is not None:
             actions.store(taken.swapaxes(0, 1), column[:, first:last])  # [N, steps, *]
-        log_prob_key = self.actor.function.log_prob_key
-        if log_prob_key in data:
-            params = tuple(param[first:last] for param in self.params)
-            log_prob = self.actor.function.family.log_prob(params, torch.from_numpy(taken))
-            data[log_prob_key][:, first:last] = log_prob.numpy().swapaxes(0, 1)
-            refuse_unsound(log_prob_key, data[log_prob_key][:, first:last])
-        if self.actor.function.chosen_key in data:
-            best = self.params[0][first:last].amax(-1, keepdim=True)  # before exploration, as the module writes it
-            data[self.actor.function.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)
+        params = tuple(param[first:last] for param in self.params)
+        for key, x in self.concluded(params, torch.from_numpy(taken)).items():
+            data[key][:, first:last] = x.numpy().swapaxes(0, 1)
+            if key == self.actor.function.log_prob_key:
+                refuse_unsound(key, data[key][:, first:last])
         self._check_states(first, last)
         for key, kept in self.kept.items():
             if key in data:

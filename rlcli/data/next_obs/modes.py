@@ -153,7 +153,7 @@ def build_exact(
     if not now:
         return {}
     lanes, steps = next(iter(now.values())).shape[:2]
-    positions, order = _ends(lanes, steps, places)
+    positions, order = places_of_ends(lanes, steps, places)
     ends = Successors(torch.Size((lanes, steps) if batched else (steps,)), torch.from_numpy(positions))
     out: dict[Key, Tensor] = {}
     for key, column in now.items():
@@ -164,13 +164,13 @@ def build_exact(
     return out
 
 
-def _ends(lanes: int, steps: int, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray | None]:
+def places_of_ends(lanes: int, steps: int, ends: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the ascending flat positions of all ends, and each one's row in (carrier ++ finals); None: the carrier."""
     borders = np.arange(steps - 1, lanes * steps, steps, dtype=np.int32)
-    if not places:
+    if not ends:
         return borders, None
     source = {lane * steps + steps - 1: lane for lane in range(lanes)}
-    for row, (t, lane) in enumerate(places, lanes):
+    for row, (t, lane) in enumerate(ends, lanes):
         source[lane * steps + t] = row  # a lane that finished in the last step: its own end, not the carrier
     positions = sorted(source)
     return np.array(positions, np.int32), np.array([source[p] for p in positions], np.intp)

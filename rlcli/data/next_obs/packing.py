@@ -85,7 +85,7 @@ def move(
 ) -> TensorDictBase:  # fmt: skip
     """The batch on `device`, where each observation is held once as before.
 
-    `there`: columns of it that lie on the device already; all else is then sent by one copy.
+    `there`: columns that lie on the device already, and extra rows as ("next", key); all else is sent by one copy.
     """
     packed = pack(batch)
     if there:
@@ -101,7 +101,7 @@ def move(
 def _sent(packed: Packed, device: torch.device, there: Mapping[Key, Tensor]) -> TensorDictBase:
     batch = packed.batch.copy()
     columns: dict[tuple, Tensor] = {("own", key): x for key, x in _leaves(batch).items() if unravel(key) not in there}
-    columns |= {("extra", key): x for key, x in packed.extra.items()}
+    columns |= {("extra", key): x for key, x in packed.extra.items() if under_next(key) not in there}
     if packed.ends is not None:
         columns["ends",] = packed.ends
     for key, few in packed.sparse.items():
@@ -110,7 +110,9 @@ def _sent(packed: Packed, device: torch.device, there: Mapping[Key, Tensor]) -> 
     got = {name: x.data for name, x in sent(columns, device).items()}
     for key in _leaves(batch):
         batch.set(key, there[unravel(key)] if unravel(key) in there else got["own", key])
-    extra = {key: got["extra", key] for key in packed.extra}
+    extra = {
+        key: there[next_key] if (next_key := under_next(key)) in there else got["extra", key] for key in packed.extra
+    }
     sparse = {key: Sparse(got["at", key], got["rows", key], few.nothing) for key, few in packed.sparse.items()}
     ends = Successors(batch.shape, got["ends",]) if packed.ends is not None else None
     return _lazy(Packed(batch.to(device), None, extra, sparse), ends)
