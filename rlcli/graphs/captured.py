@@ -31,12 +31,12 @@ class Captured:
     ) -> None:  # fmt: skip
         global _all
         self.part = part
-        with _ALONE:  # a collector's thread captures, too
-            _all = [*(ref for ref in _all if ref() is not None), weakref.ref(self)]
         self._call, self._written, self._record = call, written, record
         self._graph: Graph | None = None
         self._calls = self._tries = 0
         self.proven, self.why = False, ""
+        with _ALONE:  # a collector's thread captures, too, and another asks what is `told`
+            _all = [*(ref for ref in _all if ref() is not None), weakref.ref(self)]
 
     def __call__(self) -> None:
         if self.proven:
