@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,6 +100,14 @@ class Captured:
                 f"the {self.part} cannot be a graph", where="device.graphs=require", why=why,
                 fix="Use device.graphs=auto, which makes plain calls of such parts.",
             )  # fmt: skip
+
+
+def settings() -> tuple[Any, ...]:
+    """Return what torch was told of its operations, which a graph holds for good."""
+    matmul = torch.backends.cuda.matmul
+    # from torch 2.9 on the older name is an error where the newer one was set
+    products = getattr(matmul, "fp32_precision" if hasattr(matmul, "fp32_precision") else "allow_tf32")
+    return products, torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cuda")
 
 
 _all: list[weakref.ref[Captured]] = []
