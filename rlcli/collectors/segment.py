@@ -66,6 +66,8 @@ class DeviceSegment:
         self.stays, self.last, self.finals = {} if stays else None, [], batch.finals
         if self.seen != (bound.version, bound.seen):
             self.seen, self.forward = (bound.version, bound.seen), bound.in_turn(self.on)
+        if bound.on_device is not None:
+            bound.on_device.first = -1  # it keeps none of these rows
         for key, scale in bound.scales.items():
             self.written[key][...] = scale.value().detach()
         self.keep_finals, begun, t = finals, -1, -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +32,12 @@ class Captured:
     ) -> None:  # fmt: skip
         global _all
         self.part = part
-        with _ALONE:  # a collector's thread captures, too
-            _all = [*(ref for ref in _all if ref() is not None), weakref.ref(self)]
         self._call, self._written, self._record = call, written, record
         self._graph: Graph | None = None
         self._calls = self._tries = 0
         self.proven, self.why = False, ""
+        with _ALONE:  # a collector's thread captures, too, and another asks what is `told`
+            _all = [*(ref for ref in _all if ref() is not None), weakref.ref(self)]
 
     def __call__(self) -> None:
         if self.proven:
@@ -99,6 +100,14 @@ class Captured:
                 f"the {self.part} cannot be a graph", where="device.graphs=require", why=why,
                 fix="Use device.graphs=auto, which makes plain calls of such parts.",
             )  # fmt: skip
+
+
+def settings() -> tuple[Any, ...]:
+    """Return what torch was told of its operations, which a graph holds for good."""
+    matmul = torch.backends.cuda.matmul
+    # from torch 2.9 on the older name is an error where the newer one was set
+    products = getattr(matmul, "fp32_precision" if hasattr(matmul, "fp32_precision") else "allow_tf32")
+    return products, torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cuda")
 
 
 _all: list[weakref.ref[Captured]] = []

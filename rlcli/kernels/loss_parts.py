@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+
+def dense(*given: Tensor | None) -> list[Tensor]:
+    """Return tensors as kernels read them: a column of packed rows is copied."""
+    return [x if x is None else x.contiguous() for x in given]  # type: ignore[misc]
 
 
 @triton.jit

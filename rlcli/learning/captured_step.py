@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlcli.graphs.ahead import Ahead
-from rlcli.graphs.captured import MOST, Captured, told
+from rlcli.graphs.captured import MOST, Captured, settings, told
 from rlcli.graphs.graph import Recorder
 from rlcli.keys import TD_ERROR
 from rlcli.learning.gradient import Figures, Gradient
@@ -133,5 +133,4 @@ class CapturedSteps:
 def _settings(loss: Loss) -> list[Any]:
     """Return the host's numbers that a recorded step holds for good."""
     numbers = [(name, x) for name, x in vars(loss).items() if isinstance(x, int | float | tuple)]
-    matmul = torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
-    return [*numbers, matmul, torch.is_autocast_enabled("cuda")]
+    return [*numbers, *settings()]

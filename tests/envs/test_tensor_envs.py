@@ -107,6 +107,14 @@ def test_mode_actions_and_limits_from_outside(segments):
     assert batches[0]["next", "truncated"].sum() == 5 * 10
 
 
+@pytest.mark.parametrize("mode", ["full", "exact"])
+def test_a_batch_that_stays_on_the_device_holds_the_rows_of_segments(segments, monkeypatch, mode):
+    expected = collector(Pole, policy(Pole), next_obs=mode).rollout()
+    act_elsewhere(monkeypatch, storing=torch.device("cpu"), storing_is_elsewhere=True)
+    equal(collector(Pole, policy(Pole), next_obs=mode).rollout(), expected)
+    assert all(segments[1]) and len(segments[1]) == 2
+
+
 def test_a_policy_that_becomes_nan_is_named(segments):
     acting = policy(Pole)
     made = collector(Pole, acting)

@@ -111,6 +111,8 @@ class StandIn(TorchDispatchMode):
         def plain(x):
             return x.detach() if isinstance(x, Tensor) else x
 
+        for key, (name, shape, x) in self.reads.items():
+            assert memory(x) == key, f"{name} reads {shape}, which was given other memory"
         for func, args, kwargs, outs, kind in self.ops:
             if kind == "view":
                 continue

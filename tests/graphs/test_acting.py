@@ -106,6 +106,24 @@ def test_a_policy_elsewhere_acts_as_it_does_here(name, elsewhere):
         assert all(torch.equal(a[key], b[key]) for key in a.keys(True, True))
 
 
+@pytest.mark.parametrize("name", ["categorical", "lstm", "called"])
+def test_weights_that_are_given_other_memory_are_acted_with(name, elsewhere):
+    def some(policy):
+        with Collector(make, policy, frames_per_batch=64, seed=0) as c:
+            for _ in range(4):
+                yield c.next().clone()
+                for p in policy.parameters():  # as what gathers them in one piece does
+                    p.data = p.detach() * 0.9
+
+    make, policy = POLICIES[name]
+    here = [*some(policy())]
+    graphs = elsewhere()
+    there = [*some(policy())]
+    assert graphs
+    for a, b in zip(here, there, strict=True):
+        assert all(torch.equal(a[key], b[key]) for key in a.keys(True, True))
+
+
 @pytest.mark.parametrize("words", [[], ["policy=gru"]])
 def test_evaluations_of_a_run_record_their_acting_once(words, elsewhere, monkeypatch, tmp_path):
     graphs, steps = elsewhere(), []

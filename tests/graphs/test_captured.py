@@ -1,5 +1,6 @@
 """Calls become graphs after a few, where a replay gives the same bits; else they are made as they are."""
 
+import contextlib
 import threading
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from face import refused
 from standin import NotCapturable, StandIn
 
+from rlcli.graphs import captured as captured_file
 from rlcli.graphs.captured import NO_ROOM, OTHER_BITS, PLAIN, TRIES, Captured, told
 
 
@@ -149,6 +151,13 @@ def test_recording_leaves_nothing_behind_and_intermediates_are_computed_again():
 
 def test_the_stand_in_refuses_draws():
     refused(NotCapturable, "draws", lambda: StandIn.record(lambda: torch.rand(3)))
+
+
+def test_a_part_is_whole_before_others_can_tell_of_it(monkeypatch):
+    gate = contextlib.ExitStack()
+    gate.callback(told)
+    monkeypatch.setattr(captured_file, "_ALONE", gate)
+    Captured("new", lambda: None, list, StandIn.record)
 
 
 def test_threads_may_capture_while_it_is_told_of():

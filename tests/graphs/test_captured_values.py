@@ -15,6 +15,7 @@ from rlcli.data.next_obs.modes import build_exact
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.graphs import graph, host
 from rlcli.graphs.captured import MOST, same_bits
+from rlcli.learning import captured_step
 from rlcli.learning.loops import OnPolicy
 from rlcli.modules.build import build_actor_critic
 from rlcli.objectives import ClipPPOLoss
@@ -122,6 +123,23 @@ def test_a_graph_is_made_anew_where_what_it_holds_for_good_has_changed(monkeypat
         torch.testing.assert_close(a["advantage"], b["advantage"], rtol=1e-5, atol=1e-5)
         assert len(captured._of) == 1
     assert all(stage.captured.proven for stage in captured._of.values())
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
+def test_products_of_another_precision_are_another_graph():
+    values, loss = CapturedValues(gae(critic()), StandIn.record), nn.Identity()
+
+    def held():
+        return values._settings(), captured_step._settings(loss)
+
+    matmul, before = torch.backends.cuda.matmul, held()
+    assert held() == before
+    was = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"  # from then on torch raises where it is asked by the older name
+        assert all(new != old for new, old in zip(held(), before, strict=True))
+    finally:
+        matmul.fp32_precision = was
 
 
 def test_few_kinds_are_kept_and_what_hangs_on_data_is_called_as_it_is(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcli.kernels import dqn
-from tests.kernels.loss_kernels import DEVICE, launches, need_no_spills, pytestmark, runnable
+from tests.kernels.loss_kernels import DEVICE, launches, need_no_spills, pytestmark, runnable, spread
 
 __all__ = ["pytestmark"]
 pytest.importorskip("triton")
@@ -54,6 +54,15 @@ def test_all_is_as_the_compiled_pass_has_it(kernels, distance, options):
 @pytest.mark.parametrize(("n", "width"), [(1, 1), (128, 2), (2500, 3), (33, 18), (5, 600)])
 def test_any_number_of_rows_and_of_actions(kernels, n, width):
     Case(n, width, weights=True).check(kernels)
+
+
+@pytest.mark.parametrize("name", ["action", "reward", "terminated", "steps", "weight"])
+def test_columns_of_packed_rows_are_read_as_they_are(kernels, name):
+    case = Case(weights=True, steps=True)
+    expected = case.run(dqn.OPERATIONS.q_learning)
+    setattr(case, name, spread(getattr(case, name)))
+    for x, y in zip(case.run(kernels.q_learning_of, DEVICE), expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-5, atol=2e-5)
 
 
 def test_terms_are_those_of_float64_by_autograd(kernels):

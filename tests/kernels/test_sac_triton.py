@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcli.kernels import sac
-from tests.kernels.loss_kernels import DEVICE, launches, need_no_spills, pytestmark, runnable
+from tests.kernels.loss_kernels import DEVICE, launches, need_no_spills, pytestmark, runnable, spread
 
 __all__ = ["pytestmark"]
 pytest.importorskip("triton")
@@ -67,6 +67,15 @@ def test_all_is_as_the_compiled_passes_have_it(kernels, critics, distance, optio
 @pytest.mark.parametrize(("n", "observed", "dims"), [(1, 1, 1), (256, 3, 1), (1500, 17, 6), (5, 376, 17)])
 def test_any_number_of_rows_and_of_columns(kernels, n, observed, dims):
     Case(n, observed, dims, weights=True).check(kernels)
+
+
+@pytest.mark.parametrize("name", ["action", "reward", "terminated", "steps", "weight"])
+def test_columns_of_packed_rows_are_read_as_they_are(kernels, name):
+    case = Case(weights=True, steps=True)
+    expected = case.run(importlib.import_module(f"{sac.__name__}.cpu"))
+    setattr(case, name, spread(getattr(case, name)))
+    for x, y in zip(case.run(kernels, DEVICE), expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-5, atol=2e-5)
 
 
 def test_terms_are_those_of_float64(kernels):

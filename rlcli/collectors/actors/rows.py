@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import set_interaction_type
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcli.collectors.actors.actor import (
     PASSED_ON,
@@ -110,7 +110,7 @@ class BoundFastActor(BoundActor):
             [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
         ]
         self.seen = self._places()
-        other = next((dtype for _, dtype, _ in self.seen if dtype is not torch.float32), None)
+        other = next((dtype for _, dtype, stride in self.seen if stride and dtype is not torch.float32), None)
         if other is not None:
             raise ArgumentError(
                 "the policy was changed after its collector was made",
@@ -196,7 +196,11 @@ class BoundFastActor(BoundActor):
         linear = [linear for layers in self.actor.layers for linear, _ in layers or ()]
         parameters: list[Tensor | None] = [p for layer in linear for p in (layer.weight, layer.bias)]
         parameters += [p for cells in self.actor.cells if cells is not None for own in cells.weights() for p in own]
-        return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
+        places = [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
+        if self.actor.setting.placement.policy_is_elsewhere:  # a graph holds the memory of modules that are called, too
+            modules = [stage.module for stage in self.actor.function.stages if isinstance(stage.module, nn.Module)]
+            places += [(x.data_ptr(), x.dtype, ()) for part in modules for x in (*part.parameters(), *part.buffers())]
+        return places
 
     def _write_constants(self, first: int) -> None:
         """Write the outputs that are the same at every step, from step `first` on, and check them once."""

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rlcli.kernels.loss_parts import distance, share_of, target_of, weight_of_all
+from rlcli.kernels.loss_parts import dense, distance, share_of, target_of, weight_of_all
 
 TILE = 2048  # elements of a block of rows
 ROWS = 1024  # of a block, at most
@@ -22,7 +22,8 @@ def q_learning_of(
     values: Tensor, action: Tensor, next_values: Tensor, choosing: Tensor, reward: Tensor, terminated: Tensor,
     steps: Tensor | None, weight: Tensor | None, gamma: float, kind: str,
 ) -> list[Tensor]:  # fmt: skip
-    values, next_values, choosing = values.contiguous(), next_values.contiguous(), choosing.contiguous()
+    values, next_values, choosing = dense(values, next_values, choosing)
+    action, reward, terminated, steps, weight = dense(action, reward, terminated, steps, weight)
     (n, width), grad = values.shape, torch.empty_like(values)
     errors, figures, wide = values.new_empty(n), values.new_empty(2), triton.next_power_of_2(width)
     spans, weights = reward if steps is None else steps, reward if weight is None else weight  # or stand for nothing

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rlcli.kernels.loss_parts import distance, share_of, target_of, weight_of_all
+from rlcli.kernels.loss_parts import dense, distance, share_of, target_of, weight_of_all
 from rlcli.kernels.sac import FIGURES
 
 TILE = 2048  # elements of a program's block of rows
@@ -43,7 +43,7 @@ def terms_of(
     values: Tensor, next_values: Tensor, log_prob: Tensor, log_alpha: Tensor, reward: Tensor, terminated: Tensor,
     steps: Tensor | None, weight: Tensor | None, gamma: float, target_entropy: float, kind: str,
 ) -> list[Tensor]:  # fmt: skip
-    n = len(reward)
+    n, (reward, terminated, steps, weight) = len(reward), dense(reward, terminated, steps, weight)
     grads, errors, short = torch.empty_like(values), values.new_empty(n), values.new_empty(())
     figures = values.new_empty(len(FIGURES))
     spans, weights = reward if steps is None else steps, reward if weight is None else weight  # or stand for nothing
@@ -60,7 +60,7 @@ def actor_grad_of(
     both: Tensor, noise: Tensor, action_grads: Tensor, log_alpha: Tensor, weight: Tensor | None, centre: Tensor,
     half: Tensor, low: float, high: float,
 ) -> Tensor:  # fmt: skip
-    n, dims = noise.shape
+    (n, dims), (weight,) = noise.shape, dense(weight)
     grad, wide = both.new_empty(n, 2 * dims), triton.next_power_of_2(dims)
     block = max(1, min(64, TILE // wide))
     _actor_grad[(triton.cdiv(n, block),)](

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.graphs.captured import MOST, Captured
+from rlcli.graphs.captured import MOST, Captured, settings
 from rlcli.graphs.graph import Recorder
 from rlcli.keys import APPROXIMATED, DELTA, NEXT, STEPS_TO_NEXT_OBS, Key, unravel
 from rlcli.modules.watch import ModuleWatch, hooked
@@ -70,10 +70,9 @@ class CapturedValues:
         of, given = self.estimator, [x for k, x in vars(self.estimator).items() if k[0] != "_"]
         numbers = [x for x in given if isinstance(x, int | float | str | torch.dtype)]
         read = [*of.parameters(), *of.buffers(), *(x for x in given if isinstance(x, Tensor))]
-        modes = torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
         training = [part.training for part in of.modules()]
         # what a graph holds for good
-        return self._watch.version, *numbers, *modes, *training, *(x.data_ptr() for x in read)
+        return self._watch.version, *numbers, *settings(), *training, *(x.data_ptr() for x in read)
 
 
 class _Stage:
