@@ -52,6 +52,8 @@ from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.noise import drawn_ahead
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
+
     from rlcli.objectives.value.estimator import ValueEstimator
 
 aten = torch.ops.aten
@@ -100,6 +102,7 @@ class Updates:
     optimizer_options: Mapping[str, Any]
     device: str
     draws: str  # "batch", "rows" or "slices"
+    together: float  # samples a frame that may be read as one
     stored: bool  # of stored rows, not of a batch
     off_policy: bool
     batch_size: int
@@ -128,6 +131,7 @@ class Workload:
     preemptive: bool  # batches may be cut short
     trajectories: bool  # batches are of trajectories
     device: str  # of batches
+    acting: str  # the device on which graphs act, if any do
     storage: RunStorage | None
     updates: Updates | None  # None while frames are only collected
     folder: Path  # where it writes
@@ -215,7 +219,7 @@ def tensors_of(
         entries.append(spare_entry(rows, mode, run.device, run.written_ahead or 1))
     if learning.loss is not None and run.updates is not None:
         entries += _learned(run.updates, rows, learning, peaks)
-    return rows, [*entries, *planned_buffer(run.storage, rows, mode)], peaks
+    return rows, [*entries, *_graphs(run, rows, learning, peaks), *planned_buffer(run.storage, rows, mode)], peaks
 
 
 def estimates_of(run: Workload, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
@@ -236,11 +240,15 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     batch_bytes = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
     if estimator is not None and estimator.shifted:
         entries.append(LedgerEntry(MINIBATCHES, "the rows that count", batch_bytes, device=device, peak=batch_bytes))
-    at_most = ", at most" if warming and rows.states else ""
-    component, what = (
-        (SAMPLE, "rows of an update") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
-    )
-    entries.append(LedgerEntry(component, what + at_most, batch_bytes, device=device, peak=batch_bytes))
+    at_most, samples = ", at most" if warming and rows.states else "", 1
+    if run.together:
+        from rlcli.data.buffer.stream import TOGETHER
+
+        samples = max(1, min(TOGETHER, int(run.together * rows.frames)))
+    of = "an update" if samples == 1 else f"{samples} updates at most, read as one"
+    component, what = (SAMPLE, f"rows of {of}") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
+    read = samples * batch_bytes
+    entries.append(LedgerEntry(component, what + at_most, read, device=device, peak=read))
     sequences = step.lanes if loss.recurrent else 0
     together = count if run.off_policy else step.frames
 
@@ -251,9 +259,6 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     asked = (together, device, sequences, *places, *((key, x.shape, x.dtype) for key, x in columns.items()))
     if (peak := learning.updates.get(asked)) is None:
         peak = learning.updates[asked] = _counted(UPDATE, together, device, tried, places)
-    if run.graphs and device.startswith("cuda"):  # which share memory: the largest's, beside that of plain calls
-        pool = peak.bytes + bytes_held(columns)
-        entries.append(LedgerEntry(GRAPHS, "a minibatch, and all that a step makes", pool, device=device, peak=pool))
     apart = 0
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
@@ -281,16 +286,21 @@ def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema
     device = updates.device
     if run.trajectories:
         return Peak(VALUES, 0, 0, rows.frames, device, unknown="batches are as long as the trajectories in them")
-    estimator, mode, flat, unknown = learning.estimator, run.mode, False, False
-    if updates.stored:
-        slices, steps = updates.slices
-        rows, flat = replace(rows.with_states(), lanes=slices, steps=steps), not updates.strict_length
-        unknown = bool(learning.rebuilt)
-        mode = "full" if KEEPS[mode] == CODED or unknown else mode  # what samples hold
+    estimator = learning.estimator
+    rows, mode, flat, unknown = _valued(run.mode, updates, learning, rows)
     at_once = rows_at_once(estimator, rows, flat)
 
     peak_at = partial(stage_peak, estimator, rows, mode, device=device, flat=flat, unknown=unknown)
     return _counted(VALUES, at_once, device, peak_at, [META] if flat or unknown else _places(estimator, rows))
+
+
+def _valued(mode: str, updates: Updates, learning: Learning, rows: RowSchema) -> tuple[RowSchema, str, bool, bool]:
+    """Return the rows of one value stage and their mode, whether they lie flat, and whether some may be unknown."""
+    if not updates.stored:
+        return rows, mode, False, False
+    (slices, steps), unknown = updates.slices, bool(learning.rebuilt)
+    mode = "full" if KEEPS[mode] == CODED or unknown else mode  # what samples hold
+    return replace(rows.with_states(), lanes=slices, steps=steps), mode, not updates.strict_length, unknown
 
 
 def _places(module: Any, rows: RowSchema) -> list[torch.device]:
@@ -356,6 +366,59 @@ def _asked(sequences: int) -> AbstractContextManager[Any]:
     return Answers(lambda _: sequences, sequences - 1, False)
 
 
+# ---- graphs of a GPU ---------------------------------------------------------------------------------------------
+def _graphs(run: Workload, rows: RowSchema, learning: Learning, peaks: Sequence[Peak]) -> list[LedgerEntry]:
+    """Return what each graph reads and leaves (`kept`), and what the largest makes: that memory they share."""
+    updates, loss, estimator, policy = run.updates, learning.loss, learning.estimator, learning.policy
+    parts: dict[str, Peak] = {}
+    if run.acting and policy is not None:
+        kept = rows.steps if run.acting == run.device else 0
+        acting = partial(acting_peak, policy.actor, rows, kept + 1, run.acting)
+        parts["rows to act on"] = _counted("acting", rows.lanes, run.acting, acting, [META])
+    if loss is not None and updates is not None and updates.graphs and updates.device.startswith("cuda"):
+        if estimator is not None and not run.trajectories:
+            values = partial(captured_peak, estimator, updates.device, *_valued(run.mode, updates, learning, rows))
+            parts["a batch to value, and what that gives"] = _counted(
+                VALUES, rows.frames, updates.device, values, [META]
+            )
+        added = {} if estimator is None else written_by(estimator, "full")
+        columns = columns_read(loss, of_a_step(updates, rows, loss)[0], added)
+        update = next(peak for peak in peaks if peak.stage == UPDATE)
+        parts["a minibatch"] = replace(update, kept=bytes_held(columns))
+    lines = [(what, peak.device, peak.kept) for what, peak in parts.items() if peak.kept]
+    for device in dict.fromkeys(device for _, device, _ in lines):
+        most = max(peak.bytes for peak in parts.values() if peak.kept and peak.device == device)
+        lines.append(("what the largest of them makes", device, most))
+    return [LedgerEntry(GRAPHS, what, nbytes, device=device, peak=nbytes) for what, device, nbytes in lines]
+
+
+def acting_peak(net: Any, rows: RowSchema, steps: int, device: str, place: torch.device) -> Peak:
+    """Return what acting makes, and keeps of so many steps; where a policy is not taken apart it is no graph."""
+    from rlcli.modules.actor import Actor
+    from rlcli.modules.stages import read_by
+
+    if (actor := Actor.of(copied_to(place, net))) is None:
+        return Peak("acting", 0, 0)
+    read = {key: rows.fields[key].empty(rows.lanes, place) for key in read_by(actor.stages) if key in rows.fields}
+    values = dict(read)
+    with torch.no_grad(), Answers(lambda n: n, 0, False), LiveBytes(device=device) as live:
+        for stage in actor.stages:
+            values.update(zip(stage.out_keys, stage(*map(values.get, stage.in_keys)), strict=True))
+    return Peak("acting", live.peak, steps * bytes_held(read))
+
+
+def captured_peak(
+    estimator: ValueEstimator, device: str, rows: RowSchema, mode: str, flat: bool, unknown: bool, place: torch.device
+) -> Peak:
+    """Return what a value stage makes, and what it keeps more as a graph than as plain calls."""
+    from rlcli.objectives.value.captured import CapturedValues
+
+    plain = copied_to(place, estimator)
+    stages = plain, CapturedValues(plain, record=None)  # type: ignore[arg-type]  # of a first call nothing is recorded
+    (made, left), (_, more) = (_live(x, plain, device, rows, mode, flat, unknown, place) for x in stages)
+    return Peak(VALUES, made.peak, more - left)
+
+
 # ---- the value stage ---------------------------------------------------------------------------------------------
 
 
@@ -391,14 +454,28 @@ def stage_peak(
     unknown: bool = False,
 ) -> Peak:
     """Return the bytes of one batch's value stage, less those that it leaves behind."""
+    live, left = _live(copied_to(place, estimator), estimator, device, rows, mode, flat, unknown, place)
+    return Peak(VALUES, live.peak - left, max(live.kept - left, 0))
+
+
+def _live(
+    stage: Callable[[TensorDict], object],
+    estimator: ValueEstimator,
+    device: str,
+    rows: RowSchema,
+    mode: str,
+    flat: bool,
+    unknown: bool,
+    place: torch.device,
+) -> tuple[LiveBytes, int]:
+    """Return what one batch's value stage made, and the bytes that it leaves behind."""
     with torch.no_grad():
-        stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)
+        batch = trial_batch(rows, mode, device=place)
         batch = batch.reshape(-1) if flat else batch
         ends = rows.lanes - 1 if flat else 0
         with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes(device=device) as live:
             stage(batch)
-        left = live.now  # the batch is alive, and with it what was written
-    return Peak(VALUES, live.peak - left, max(live.kept - left, 0))
+        return live, live.now  # the batch is alive, and with it what was written
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:
