@@ -52,12 +52,11 @@ from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.noise import drawn_ahead
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
-
     from rlcli.objectives.value.estimator import ValueEstimator
 
 aten = torch.ops.aten
-VALUES, UPDATE = "values", "update"  # stages
+ACTING, VALUES, UPDATE = "acting", "values", "update"  # stages
+IN_GRAPHS = {ACTING: "rows to act on", VALUES: "a batch to value, and what that gives", UPDATE: "a minibatch"}
 MINIBATCHES, SAMPLE, GRAPHS = "minibatches", "sample", "graphs"  # in the ledger
 CPU, TRIED = torch.device("cpu"), 4 << 20  # numbers in the widths of all layers, for all rows: some 16 MiB
 # what libraries touch when they are first used, as measured: 5 to 20 MiB where something learns, 3 where nothing does
@@ -76,6 +75,8 @@ class Peak:
     unknown: str = ""  # why it could not be counted
     saved: int = 0  # of `bytes`, saved by recurrent layers for the backward pass
     spared: int = 0  # how much memory.recurrent_recompute saves, set or not
+    left: int = 0  # beside `bytes`, what it leaves behind
+    graph: int = 0  # what it reads and leaves in memory of its own, where it is a graph
 
 
 def bytes_on(entries: Sequence[LedgerEntry], device: str = "cpu") -> int:
@@ -219,7 +220,8 @@ def tensors_of(
         entries.append(spare_entry(rows, mode, run.device, run.written_ahead or 1))
     if learning.loss is not None and run.updates is not None:
         entries += _learned(run.updates, rows, learning, peaks)
-    return rows, [*entries, *_graphs(run, rows, learning, peaks), *planned_buffer(run.storage, rows, mode)], peaks
+    entries += _graphs(run, rows, learning.policy, peaks)
+    return rows, [*entries, *planned_buffer(run.storage, rows, mode)], peaks
 
 
 def estimates_of(run: Workload, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
@@ -259,6 +261,8 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     asked = (together, device, sequences, *places, *((key, x.shape, x.dtype) for key, x in columns.items()))
     if (peak := learning.updates.get(asked)) is None:
         peak = learning.updates[asked] = _counted(UPDATE, together, device, tried, places)
+    if run.graphs and device.startswith("cuda"):
+        peak = replace(peak, graph=bytes_held(columns))
     apart = 0
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
@@ -286,21 +290,49 @@ def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema
     device = updates.device
     if run.trajectories:
         return Peak(VALUES, 0, 0, rows.frames, device, unknown="batches are as long as the trajectories in them")
-    estimator = learning.estimator
-    rows, mode, flat, unknown = _valued(run.mode, updates, learning, rows)
+    estimator, mode, flat, unknown = learning.estimator, run.mode, False, False
+    if updates.stored:
+        slices, steps = updates.slices
+        rows, flat = replace(rows.with_states(), lanes=slices, steps=steps), not updates.strict_length
+        unknown = bool(learning.rebuilt)
+        mode = "full" if KEEPS[mode] == CODED or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
 
     peak_at = partial(stage_peak, estimator, rows, mode, device=device, flat=flat, unknown=unknown)
-    return _counted(VALUES, at_once, device, peak_at, [META] if flat or unknown else _places(estimator, rows))
+    peak = _counted(VALUES, at_once, device, peak_at, [META] if flat or unknown else _places(estimator, rows))
+    if updates.graphs and device.startswith("cuda"):
+        graph = _counted(VALUES, at_once, device, partial(peak_at, captured=True), [META])
+        peak = replace(peak, graph=max(graph.left - peak.left, 0))
+    return peak
 
 
-def _valued(mode: str, updates: Updates, learning: Learning, rows: RowSchema) -> tuple[RowSchema, str, bool, bool]:
-    """Return the rows of one value stage and their mode, whether they lie flat, and whether some may be unknown."""
-    if not updates.stored:
-        return rows, mode, False, False
-    (slices, steps), unknown = updates.slices, bool(learning.rebuilt)
-    mode = "full" if KEEPS[mode] == CODED or unknown else mode  # what samples hold
-    return replace(rows.with_states(), lanes=slices, steps=steps), mode, not updates.strict_length, unknown
+def _graphs(run: Workload, rows: RowSchema, policy: Any, peaks: Sequence[Peak]) -> list[LedgerEntry]:
+    """Return what each graph keeps, and what the largest of them makes, beside plain calls: that memory they share."""
+    parts = [peak for peak in peaks if peak.graph]
+    if run.acting and policy is not None:
+        steps = 1 + rows.steps * (run.acting == run.device)  # rows are kept where the batch is to lie
+        count = partial(acting_peak, policy.actor, rows, steps, run.acting)
+        parts.append(_counted(ACTING, rows.lanes, run.acting, count, [META]))
+    lines = [(IN_GRAPHS[peak.stage], peak.device, peak.graph) for peak in parts if peak.graph]
+    for device in dict.fromkeys(device for _, device, _ in lines):
+        most = max(peak.bytes + peak.left for peak in parts if peak.device == device)
+        lines.append(("what the largest of them makes", device, most))
+    return [LedgerEntry(GRAPHS, what, nbytes, device=device, peak=nbytes) for what, device, nbytes in lines]
+
+
+def acting_peak(net: Any, rows: RowSchema, steps: int, device: str, place: torch.device) -> Peak:
+    """Return what acting makes; its graph keeps rows of so many steps. A policy not taken apart is no graph."""
+    from rlcli.modules.actor import Actor
+    from rlcli.modules.stages import read_by
+
+    if (actor := Actor.of(copied_to(place, net))) is None:
+        return Peak(ACTING, 0, 0)
+    read = {key: rows.fields[key].empty(rows.lanes, place) for key in read_by(actor.stages) if key in rows.fields}
+    values = dict(read)
+    with torch.no_grad(), Answers(lambda n: n, 0, False), LiveBytes(device=device) as live:
+        for stage in actor.stages:
+            values.update(zip(stage.out_keys, stage(*map(values.get, stage.in_keys)), strict=True))
+    return Peak(ACTING, live.peak, live.kept, graph=steps * bytes_held(read))
 
 
 def _places(module: Any, rows: RowSchema) -> list[torch.device]:
@@ -366,59 +398,6 @@ def _asked(sequences: int) -> AbstractContextManager[Any]:
     return Answers(lambda _: sequences, sequences - 1, False)
 
 
-# ---- graphs of a GPU ---------------------------------------------------------------------------------------------
-def _graphs(run: Workload, rows: RowSchema, learning: Learning, peaks: Sequence[Peak]) -> list[LedgerEntry]:
-    """Return what each graph reads and leaves (`kept`), and what the largest makes: that memory they share."""
-    updates, loss, estimator, policy = run.updates, learning.loss, learning.estimator, learning.policy
-    parts: dict[str, Peak] = {}
-    if run.acting and policy is not None:
-        kept = rows.steps if run.acting == run.device else 0
-        acting = partial(acting_peak, policy.actor, rows, kept + 1, run.acting)
-        parts["rows to act on"] = _counted("acting", rows.lanes, run.acting, acting, [META])
-    if loss is not None and updates is not None and updates.graphs and updates.device.startswith("cuda"):
-        if estimator is not None and not run.trajectories:
-            values = partial(captured_peak, estimator, updates.device, *_valued(run.mode, updates, learning, rows))
-            parts["a batch to value, and what that gives"] = _counted(
-                VALUES, rows.frames, updates.device, values, [META]
-            )
-        added = {} if estimator is None else written_by(estimator, "full")
-        columns = columns_read(loss, of_a_step(updates, rows, loss)[0], added)
-        update = next(peak for peak in peaks if peak.stage == UPDATE)
-        parts["a minibatch"] = replace(update, kept=bytes_held(columns))
-    lines = [(what, peak.device, peak.kept) for what, peak in parts.items() if peak.kept]
-    for device in dict.fromkeys(device for _, device, _ in lines):
-        most = max(peak.bytes for peak in parts.values() if peak.kept and peak.device == device)
-        lines.append(("what the largest of them makes", device, most))
-    return [LedgerEntry(GRAPHS, what, nbytes, device=device, peak=nbytes) for what, device, nbytes in lines]
-
-
-def acting_peak(net: Any, rows: RowSchema, steps: int, device: str, place: torch.device) -> Peak:
-    """Return what acting makes, and keeps of so many steps; where a policy is not taken apart it is no graph."""
-    from rlcli.modules.actor import Actor
-    from rlcli.modules.stages import read_by
-
-    if (actor := Actor.of(copied_to(place, net))) is None:
-        return Peak("acting", 0, 0)
-    read = {key: rows.fields[key].empty(rows.lanes, place) for key in read_by(actor.stages) if key in rows.fields}
-    values = dict(read)
-    with torch.no_grad(), Answers(lambda n: n, 0, False), LiveBytes(device=device) as live:
-        for stage in actor.stages:
-            values.update(zip(stage.out_keys, stage(*map(values.get, stage.in_keys)), strict=True))
-    return Peak("acting", live.peak, steps * bytes_held(read))
-
-
-def captured_peak(
-    estimator: ValueEstimator, device: str, rows: RowSchema, mode: str, flat: bool, unknown: bool, place: torch.device
-) -> Peak:
-    """Return what a value stage makes, and what it keeps more as a graph than as plain calls."""
-    from rlcli.objectives.value.captured import CapturedValues
-
-    plain = copied_to(place, estimator)
-    stages = plain, CapturedValues(plain, record=None)  # type: ignore[arg-type]  # of a first call nothing is recorded
-    (made, left), (_, more) = (_live(x, plain, device, rows, mode, flat, unknown, place) for x in stages)
-    return Peak(VALUES, made.peak, more - left)
-
-
 # ---- the value stage ---------------------------------------------------------------------------------------------
 
 
@@ -452,30 +431,22 @@ def stage_peak(
     device: str = "cpu",
     flat: bool = False,
     unknown: bool = False,
+    captured: bool = False,
 ) -> Peak:
     """Return the bytes of one batch's value stage, less those that it leaves behind."""
-    live, left = _live(copied_to(place, estimator), estimator, device, rows, mode, flat, unknown, place)
-    return Peak(VALUES, live.peak - left, max(live.kept - left, 0))
-
-
-def _live(
-    stage: Callable[[TensorDict], object],
-    estimator: ValueEstimator,
-    device: str,
-    rows: RowSchema,
-    mode: str,
-    flat: bool,
-    unknown: bool,
-    place: torch.device,
-) -> tuple[LiveBytes, int]:
-    """Return what one batch's value stage made, and the bytes that it leaves behind."""
     with torch.no_grad():
+        stage: Any = copied_to(place, estimator)
+        if captured:
+            from rlcli.objectives.value.captured import CapturedValues
+
+            stage = CapturedValues(stage, record=None)  # type: ignore[arg-type]  # of a first call nothing is recorded
         batch = trial_batch(rows, mode, device=place)
         batch = batch.reshape(-1) if flat else batch
         ends = rows.lanes - 1 if flat else 0
         with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes(device=device) as live:
             stage(batch)
-        return live, live.now  # the batch is alive, and with it what was written
+        left = live.now  # the batch is alive, and with it what was written
+    return Peak(VALUES, live.peak - left, max(live.kept - left, 0), left=left)
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:
