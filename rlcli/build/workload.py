@@ -31,15 +31,17 @@ def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: in
     storage = cfg.storage if isinstance(cfg, Config) else None
     scratch = storage.scratch_dir if isinstance(storage, learn.MemmapOptions) else None
     delta = differences(cfg)
-    device = devices(cfg)["storing_device"]
+    device, acting = (devices(cfg)[name] for name in ("storing_device", "policy_device"))
+    acts = acting is not None and acting.type == "cuda" and cfg.device.graphs != "off" and c.kind == "sync"
+    stored = storage_of(cfg, storage, rows, init_rows) if isinstance(storage, learn.TensorOptions) else None
     return Workload(
         envs=envs_of(cfg), total_frames=cfg.total_frames, frames_per_batch=c.frames_per_batch,
         lanes=max(map(len, meanwhile)) if meanwhile else cfg.env.num, written_ahead=len(meanwhile) * (AHEAD + 1),
         mode=m.next_obs, delta_dtype=delta["delta_dtype"], keeps_overflows=delta["on_overflow"] == "keep",
         preemptive=as_choice(collect.MultiSyncOptions, c).preemptive_threshold is not None,
         trajectories=bool(c.split_trajs or c.trajs_per_batch), device=str(device or "cpu"),
-        storage=storage_of(cfg, storage, rows, init_rows) if isinstance(storage, learn.TensorOptions) else None,
-        updates=_updates(cfg) if isinstance(cfg, Config) else None,
+        acting=str(acting) if acts else "", storage=stored,
+        updates=_updates(cfg, stored) if isinstance(cfg, Config) else None,
         folder=Path(cfg.run.dir or "runs"), scratch=None if scratch is None else Path(scratch), kept=cfg.run.keep,
         recurrent_backend=as_choice(collect.RecurrentOptions, cfg.policy).recurrent_backend if remembers(cfg) else None,
     )  # fmt: skip
@@ -103,11 +105,13 @@ def _fits(storage: RunStorage, rows: RowSchema, mode: str) -> bool:
     return 2 * need <= torch.cuda.mem_get_info(storage.device)[0]
 
 
-def _updates(cfg: Config) -> Updates:
+def _updates(cfg: Config, stored: RunStorage | None) -> Updates:
     s, off_policy = as_choice(learn.StoredSliceOptions, cfg.sampler), is_off_policy(cfg)
+    even = s.kind == "random" and stored is not None and stored.device != "cpu"
     return Updates(
         optimizer=cfg.optim.kind, optimizer_options=optimizer_options(cfg.optim),
         device=str(devices(cfg)["train_device"] or "cpu"), draws=draws(cfg),
+        together=cfg.optim.updates_per_frame if even else 0.0,
         stored=off_policy or draws(cfg) == "slices", off_policy=off_policy, batch_size=s.batch_size,
         num_slices=s.num_slices, slice_len=s.slice_len, slices=slices_of(cfg), burn_in=s.burn_in,
         graphs=cfg.device.graphs != "off" and not cfg.optim.compile, strict_length=s.strict_length,

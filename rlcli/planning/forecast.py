@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from rlcli.objectives.value.estimator import ValueEstimator
 
 aten = torch.ops.aten
-VALUES, UPDATE = "values", "update"  # stages
+ACTING, VALUES, UPDATE = "acting", "values", "update"  # stages
+IN_GRAPHS = {ACTING: "rows to act on", VALUES: "a batch to value, and what that gives", UPDATE: "a minibatch"}
 MINIBATCHES, SAMPLE, GRAPHS = "minibatches", "sample", "graphs"  # in the ledger
 CPU, TRIED = torch.device("cpu"), 4 << 20  # numbers in the widths of all layers, for all rows: some 16 MiB
 # what libraries touch when they are first used, as measured: 5 to 20 MiB where something learns, 3 where nothing does
@@ -74,6 +75,8 @@ class Peak:
     unknown: str = ""  # why it could not be counted
     saved: int = 0  # of `bytes`, saved by recurrent layers for the backward pass
     spared: int = 0  # how much memory.recurrent_recompute saves, set or not
+    left: int = 0  # beside `bytes`, what it leaves behind
+    graph: int = 0  # what it reads and leaves in memory of its own, where it is a graph
 
 
 def bytes_on(entries: Sequence[LedgerEntry], device: str = "cpu") -> int:
@@ -100,6 +103,7 @@ class Updates:
     optimizer_options: Mapping[str, Any]
     device: str
     draws: str  # "batch", "rows" or "slices"
+    together: float  # samples a frame that may be read as one
     stored: bool  # of stored rows, not of a batch
     off_policy: bool
     batch_size: int
@@ -128,6 +132,7 @@ class Workload:
     preemptive: bool  # batches may be cut short
     trajectories: bool  # batches are of trajectories
     device: str  # of batches
+    acting: str  # the device on which graphs act, if any do
     storage: RunStorage | None
     updates: Updates | None  # None while frames are only collected
     folder: Path  # where it writes
@@ -220,6 +225,7 @@ def tensors_of(
         entries.append(LedgerEntry("segment", "rows on the device of the envs, twice", held, device=str(on), peak=held))
     if learning.loss is not None and run.updates is not None:
         entries += _learned(run.updates, rows, learning, peaks)
+    entries += _graphs(run, rows, learning.policy, peaks)
     return rows, [*entries, *planned_buffer(run.storage, rows, mode)], peaks
 
 
@@ -241,11 +247,15 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     batch_bytes = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
     if estimator is not None and estimator.shifted:
         entries.append(LedgerEntry(MINIBATCHES, "the rows that count", batch_bytes, device=device, peak=batch_bytes))
-    at_most = ", at most" if warming and rows.states else ""
-    component, what = (
-        (SAMPLE, "rows of an update") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
-    )
-    entries.append(LedgerEntry(component, what + at_most, batch_bytes, device=device, peak=batch_bytes))
+    at_most, samples = ", at most" if warming and rows.states else "", 1
+    if run.together:
+        from rlcli.data.buffer.stream import TOGETHER
+
+        samples = max(1, min(TOGETHER, int(run.together * rows.frames)))
+    of = "an update" if samples == 1 else f"{samples} updates at most, read as one"
+    component, what = (SAMPLE, f"rows of {of}") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
+    read = samples * batch_bytes
+    entries.append(LedgerEntry(component, what + at_most, read, device=device, peak=read))
     sequences = step.lanes if loss.recurrent else 0
     together = count if run.off_policy else step.frames
 
@@ -256,9 +266,8 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     asked = (together, device, sequences, *places, *((key, x.shape, x.dtype) for key, x in columns.items()))
     if (peak := learning.updates.get(asked)) is None:
         peak = learning.updates[asked] = _counted(UPDATE, together, device, tried, places)
-    if run.graphs and device.startswith("cuda"):  # which share memory: the largest's, beside that of plain calls
-        pool = peak.bytes + bytes_held(columns)
-        entries.append(LedgerEntry(GRAPHS, "a minibatch, and all that a step makes", pool, device=device, peak=pool))
+    if run.graphs and device.startswith("cuda"):
+        peak = replace(peak, graph=bytes_held(columns))
     apart = 0
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
@@ -295,7 +304,40 @@ def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema
     at_once = rows_at_once(estimator, rows, flat)
 
     peak_at = partial(stage_peak, estimator, rows, mode, device=device, flat=flat, unknown=unknown)
-    return _counted(VALUES, at_once, device, peak_at, [META] if flat or unknown else _places(estimator, rows))
+    peak = _counted(VALUES, at_once, device, peak_at, [META] if flat or unknown else _places(estimator, rows))
+    if updates.graphs and device.startswith("cuda"):
+        graph = _counted(VALUES, at_once, device, partial(peak_at, captured=True), [META])
+        peak = replace(peak, graph=max(graph.left - peak.left, 0))
+    return peak
+
+
+def _graphs(run: Workload, rows: RowSchema, policy: Any, peaks: Sequence[Peak]) -> list[LedgerEntry]:
+    """Return what each graph keeps, and what the largest of them makes, beside plain calls: that memory they share."""
+    parts = [peak for peak in peaks if peak.graph]
+    if run.acting and policy is not None:
+        steps = 1 + rows.steps * (run.acting == run.device)  # rows are kept where the batch is to lie
+        count = partial(acting_peak, policy.actor, rows, steps, run.acting)
+        parts.append(_counted(ACTING, rows.lanes, run.acting, count, [META]))
+    lines = [(IN_GRAPHS[peak.stage], peak.device, peak.graph) for peak in parts if peak.graph]
+    for device in dict.fromkeys(device for _, device, _ in lines):
+        most = max(peak.bytes + peak.left for peak in parts if peak.device == device)
+        lines.append(("what the largest of them makes", device, most))
+    return [LedgerEntry(GRAPHS, what, nbytes, device=device, peak=nbytes) for what, device, nbytes in lines]
+
+
+def acting_peak(net: Any, rows: RowSchema, steps: int, device: str, place: torch.device) -> Peak:
+    """Return what acting makes; its graph keeps rows of so many steps. A policy not taken apart is no graph."""
+    from rlcli.modules.actor import Actor
+    from rlcli.modules.stages import read_by
+
+    if (actor := Actor.of(copied_to(place, net))) is None:
+        return Peak(ACTING, 0, 0)
+    read = {key: rows.fields[key].empty(rows.lanes, place) for key in read_by(actor.stages) if key in rows.fields}
+    values = dict(read)
+    with torch.no_grad(), Answers(lambda n: n, 0, False), LiveBytes(device=device) as live:
+        for stage in actor.stages:
+            values.update(zip(stage.out_keys, stage(*map(values.get, stage.in_keys)), strict=True))
+    return Peak(ACTING, live.peak, live.kept, graph=steps * bytes_held(read))
 
 
 def _places(module: Any, rows: RowSchema) -> list[torch.device]:
@@ -394,16 +436,22 @@ def stage_peak(
     device: str = "cpu",
     flat: bool = False,
     unknown: bool = False,
+    captured: bool = False,
 ) -> Peak:
     """Return the bytes of one batch's value stage, less those that it leaves behind."""
     with torch.no_grad():
-        stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)
+        stage: Any = copied_to(place, estimator)
+        if captured:
+            from rlcli.objectives.value.captured import CapturedValues
+
+            stage = CapturedValues(stage, record=None)  # type: ignore[arg-type]  # of a first call nothing is recorded
+        batch = trial_batch(rows, mode, device=place)
         batch = batch.reshape(-1) if flat else batch
         ends = rows.lanes - 1 if flat else 0
         with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes(device=device) as live:
             stage(batch)
         left = live.now  # the batch is alive, and with it what was written
-    return Peak(VALUES, live.peak - left, max(live.kept - left, 0))
+    return Peak(VALUES, live.peak - left, max(live.kept - left, 0), left=left)
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:

@@ -456,7 +456,7 @@ class DeviceConfig(Group):
     storing_device: str | None = option(None, _DEVICE.format("the batch"))
     train_device: str | None = train_option(None, _DEVICE.format("learning"))
     no_cuda_sync: bool = option(False, "do not wait for copies between host and device")
-    graphs: str = option("auto", "a GPU's work recorded once and replayed", choices=("auto", "off", "require"))
+    graphs: str = option("auto", "record and replay a GPU's work; require: or fail", choices=("auto", "off", "require"))
 
 
 @dataclass
