@@ -12,7 +12,7 @@ from torch import nn
 
 import rlcli
 from rlcli.collectors import Collector, segment
-from rlcli.envs import NativeEnv
+from rlcli.envs import GymEnv, NativeEnv
 from rlcli.errors import EnvError, NumericsError
 from rlcli.modules import NormalParamExtractor, ProbabilisticActor
 from rlcli.modules.distributions import IndependentNormal, OneHotCategorical, TanhNormal
@@ -139,7 +139,7 @@ FAULTS = {
     "shape": r"expected \(5,\) torch.float32 on cpu as reward, got \(5, 1\) torch.float32 on cpu",
     "flag": r"expected \(5,\) torch.bool on cpu as terminated, got \(5,\) torch.float32",
     "device": r"expected \(5, 4\) torch.float32 on cpu, got \(5, 4\) torch.float32 on meta.*device=self.device",
-    "five": r"expected \(observation, reward, terminated, truncated\), got a tuple",
+    "five": r"expected \(observation, reward, terminated, truncated\), got a tuple of 5",
 }
 
 
@@ -179,3 +179,9 @@ def test_a_registered_env_trains_and_resumes(tmp_path, segments, memory):
     assert resumed.summary["evaluation"] == whole.summary["evaluation"]
     assert whole.summary["evaluation"]["mean_return"] > 10
     assert segments[1] and all(segments[1])
+
+
+def test_one_env_of_a_vector_engine_says_how_all_are_stepped(monkeypatch):
+    monkeypatch.setitem(gym.registry, "Poles-v0", gym.envs.registration.EnvSpec("Poles-v0", vector_entry_point=Pole))
+    with pytest.raises(EnvError, match=r"could not be built \(Poles-v0\).*env.mode=native"):
+        GymEnv("Poles-v0")
