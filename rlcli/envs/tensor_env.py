@@ -100,7 +100,8 @@ class TensorEngine(VectorBackend):
         """Step all envs; the leaves of what they show, reward, terminated, truncated: checked, and not read."""
         given = self.env.step(actions)
         if not isinstance(given, tuple) or len(given) != 4:
-            raise BadValue("(observation, reward, terminated, truncated)", _described(given))
+            count = f" of {len(given)}" if isinstance(given, tuple) else ""
+            raise BadValue("(observation, reward, terminated, truncated)", _described(given) + count)
         observation, reward, terminated, truncated = given
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             self._check(flag, (self.n,), torch.bool, f" as {name}")

@@ -62,9 +62,9 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
             raise ConfigError(
                 f"{env_id} does not take these settings", where="env.kwargs", why=in_words(error)
             ) from error
-        raise EnvError(
-            "the environment could not be built", where=env_id, why=in_words(error), fix=without_display(error)
-        ) from error
+        vector_only = "registered but entry_point is not specified" in str(error)  # gymnasium's words
+        fix = "It is a vector engine: env.mode=native steps it." if vector_only else without_display(error)
+        raise EnvError("the environment could not be built", where=env_id, why=in_words(error), fix=fix) from error
 
 
 def beside(others: int, error: EnvError) -> None:

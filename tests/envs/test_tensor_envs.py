@@ -6,12 +6,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 import rlcli
 from rlcli.collectors import Collector, segment
-from rlcli.envs import NativeEnv
+from rlcli.envs import GymEnv, NativeEnv
 from rlcli.errors import EnvError, NumericsError
 from rlcli.graphs.captured import same_bits
 from rlcli.graphs.static import Twins
@@ -235,7 +236,7 @@ FAULTS = {
     "shape": r"expected \(5,\) torch.float32 on cpu as reward, got \(5, 1\) torch.float32 on cpu",
     "flag": r"expected \(5,\) torch.bool on cpu as terminated, got \(5,\) torch.float32",
     "device": r"expected \(5, 4\) torch.float32 on cpu, got \(5, 4\) torch.float32 on meta.*device=self.device",
-    "five": r"expected \(observation, reward, terminated, truncated\), got a tuple",
+    "five": r"expected \(observation, reward, terminated, truncated\), got a tuple of 5",
 }
 
 
@@ -278,3 +279,8 @@ def test_a_registered_env_trains_and_resumes(tmp_path, segments, memory):
     (twice,) = (entry for entry in rlcli.plan(**settings).entries if entry.component == "segment")
     width = 4 * 4 + 8 + 4 + 4 + 3 * 1  # of rows with actions, log-probabilities, rewards and flags
     assert twice.bytes == 2 * 32 * 8 * width
+
+
+def test_one_env_of_a_vector_engine_says_how_all_are_stepped(monkeypatch):
+    monkeypatch.setitem(gym.registry, "Poles-v0", gym.envs.registration.EnvSpec("Poles-v0", vector_entry_point=Pole))
+    refused(EnvError, "built Poles-v0 env.mode=native", lambda: GymEnv("Poles-v0"))

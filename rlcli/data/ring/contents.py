@@ -24,7 +24,7 @@ from rlcli.data.next_obs.pairs import Pairs
 from rlcli.data.ring.layout import RingLayout
 from rlcli.data.ring.space import RingSpace
 from rlcli.data.storages.storage import PlainColumns, Storage
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, DamagedDataError, MissingKeyError
 from rlcli.keys import Key, as_tuple, show, unravel
 from rlcli.specs.field import Field
 from rlcli.typed import Misfit
@@ -221,6 +221,12 @@ class Contents:
         for (_, _, mine), stacks in zip(state["stacks"], self.stacks.values(), strict=True):
             stacks.load_state_dict(mine)
         slots = state["slots"].numpy()
+        if self.pairs.keys and self.codes and slots.shape[1] < self.pairs.slot_width:
+            raise DamagedDataError(
+                "the rows of a buffer were packed in another way than this version of rlcli packs them",
+                why=f"next observations take {slots.shape[1]} bytes a row, {self.pairs.slot_width} are needed",
+                fix="Read them with the version that wrote them, or begin a new run: policy.init_from=RUN.",
+            )
         if self.pairs.keys and slots.shape[1] != self.pairs.slot_width:
             raise Misfit(f"slots have {slots.shape[1]} bytes, {self.pairs.slot_width} are needed")
         check_index(state["index"], self.space.lanes, len(slots))

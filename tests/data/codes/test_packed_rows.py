@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from rlcli.data.codes import INDEX, RECORD
 from rlcli.data.files import dumps
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.kernels import codes as layout
 
 FLAGS = ("done", "terminated", ("next", "done"), ("next", "terminated"), ("next", "truncated"), "is_init")
@@ -215,3 +215,15 @@ def test_ids_that_the_index_knows_can_not_be_exchanged_for_others():
     refused(ArgumentError, "traj_ids index block", lambda: ring.use_markers("block"))
     ring.use_markers(end_keys=["done"])
     assert (ring.read(_live(ring))["block"] == batch["block"].T.reshape(-1)).all()
+
+
+def test_rows_that_another_version_packed_smaller_are_refused_by_name():
+    ring = Ring(LazyTensorStorage(30), codes={"observation": 9}, next_obs="exact")
+    one_hot = torch.eye(9, dtype=torch.int64)
+    done = torch.zeros(4, 1, dtype=torch.bool)
+    ring.extend(TensorDict({"observation": one_hot[:4], "next": {"observation": one_hot[4:8], "done": done}}, [4]))
+    state = ring.state_dict()
+    assert len(state["slots"]) == 4
+    state["slots"] = state["slots"][:, :4]  # an index each, as they once were
+    other = Ring(LazyTensorStorage(30))
+    refused(DamagedDataError, "packed version of rlcli 4 bytes 72", lambda: other.read_state(state))
