@@ -12,7 +12,7 @@ KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) a
 ENOUGH = {  # sites whose first words say it all: two things that exclude each other, or one that needs another
     "spelled", "run_folder", "_unknown_verb", "own_length", "read_text", "raise_all", "lineage", "stacked_among",
     "_check", "MultiAsyncCollector.__init__", "CollectorOptions.next_obs_mode", "CollectorOptions.trajectories",
-    "CollectorOptions._check_split", "HeldRows.put_back", "TrajectoryIndex.draw",
+    "CollectorOptions._check_split", "HeldRows.put_back",
     "EnvBase.rollout", "Composite.__delitem__", "MapTransform.__init__",
 }  # fmt: skip
 IN_WORDS = {  # sites that call an argument what it is: rows, a shape, an env

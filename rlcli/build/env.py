@@ -292,6 +292,7 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
         return registry.find("transform", name)(**arguments)
     except (TypeError, ValueError) as error:
         if isinstance(error, RlcliError):
+            error.where = error.where or f"{name} of env.transforms"
             raise
         raise ConfigError(f"{name} does not take these arguments", where="env.transforms", why=str(error)) from error
 
