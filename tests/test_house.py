@@ -59,7 +59,7 @@ PAID: dict[str, str] = {  # bound that was raised -> the feature that pays for i
     "WALKS, report": "a view that shows nothing is a View, too, so its rows are defined at the start",
     "graphs, kernels, collectors, PRIVATE_WORDS, WALKS": "acting, updates and recurrent layers as graphs of a GPU",
     "learning, objectives, build, data, planning, transforms, algorithms": "updates and replay on a GPU",
-    "collectors, envs": "envs whose observations are tensors on a device: a user's, or JAX's; rows stay there to learn from",
+    "collectors, envs": "envs of tensors on a device, a user's or JAX's; rows that acting took there stay",
     "build, planning, report, WALKS": "device=auto measures both sides; plans of a GPU count graphs and libraries",
     "graphs, learning, objectives files, kernels files": "the value stage, every optimizer and DQN as graphs",
     "ROOMS, modules": "what recurrent layers save for a backward pass is counted by them, not by report",
