@@ -133,4 +133,4 @@ class CapturedSteps:
 def _settings(loss: Loss) -> list[Any]:
     """Return the host's numbers that a recorded step holds for good."""
     numbers = [(name, x) for name, x in vars(loss).items() if isinstance(x, int | float | tuple)]
-    return [*numbers, *settings()]
+    return [*numbers, *settings(), *(part.training for part in loss.modules())]

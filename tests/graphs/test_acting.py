@@ -124,6 +124,16 @@ def test_weights_that_are_given_other_memory_are_acted_with(name, elsewhere):
         assert all(torch.equal(a[key], b[key]) for key in a.keys(True, True))
 
 
+def test_acting_is_recorded_anew_where_torch_is_told_to_be_deterministic(elsewhere, monkeypatch):
+    graphs = elsewhere()
+    with Collector(env, built(env), frames_per_batch=64, seed=0) as c:
+        c.next()
+        one, before = c._engine.actor.on_device, len(graphs)
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        c.next()
+        assert c._engine.actor.on_device is not one and len(graphs) == before + 1
+
+
 @pytest.mark.parametrize("words", [[], ["policy=gru"]])
 def test_evaluations_of_a_run_record_their_acting_once(words, elsewhere, monkeypatch, tmp_path):
     graphs, steps = elsewhere(), []

@@ -175,6 +175,19 @@ def test_a_step_of_double_dqn_is_few_operations(monkeypatch):
     assert names(step.captured._graph).count("lerp_") == 1
 
 
+def test_a_part_that_trains_no_more_is_recorded_anew(monkeypatch):
+    monkeypatch.setattr(host, "may_ask", lambda x: False)
+    monkeypatch.setattr(graph, "recorder_of", lambda device: StandIn.record)
+    one = update("dqn")
+    for n in range(4):
+        learn(one, sample("dqn", seed=n))
+    [*one.loss.modules()][-1].eval()
+    for n in range(4):
+        learn(one, sample("dqn", seed=n))
+    first, second = one.graphs._of.values()
+    assert first.captured.proven and second.captured.proven
+
+
 # ---- several updates after a batch ---------------------------------------------------------------------------------
 class Ordered:
     """Copies to host memory, in the order in which they are ordered and waited for."""

@@ -191,15 +191,18 @@ class BoundFastActor(BoundActor):
 
         return forward
 
-    def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
+    def _places(self) -> list[tuple[Any, Any, Any]]:
         """Return where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
         linear = [linear for layers in self.actor.layers for linear, _ in layers or ()]
         parameters: list[Tensor | None] = [p for layer in linear for p in (layer.weight, layer.bias)]
         parameters += [p for cells in self.actor.cells if cells is not None for own in cells.weights() for p in own]
-        places = [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
+        places: list[tuple[Any, Any, Any]] = [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
         if self.actor.setting.placement.policy_is_elsewhere:  # a graph holds the memory of modules that are called, too
+            from rlcli.graphs.captured import settings
+
             modules = [stage.module for stage in self.actor.function.stages if isinstance(stage.module, nn.Module)]
             places += [(x.data_ptr(), x.dtype, ()) for part in modules for x in (*part.parameters(), *part.buffers())]
+            places.append((settings(), None, ()))
         return places
 
     def _write_constants(self, first: int) -> None:
