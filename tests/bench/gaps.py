@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.bench.bare_envs import bare, busy
+from rlcli.bench.bare_envs import bare
 from rlcli.bench.harness import Figure, Report, Side, fill
 from rlcli.bench.settings import env_problems
 from rlcli.build.env import configured
@@ -23,6 +23,7 @@ from rlcli.envs import EnvBase, GymEnv, ParallelEnv, TransformedEnv
 from rlcli.processes.process import cores
 from rlcli.vec_envs.make import GymRecipe
 from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
+from tests.bench.bare_processes import busy
 
 PONG = "ALE/Pong-v5"
 GAPS = (0, 100, 500, 2500)  # microseconds between the end of a step and the next order

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 import rlcli
-from rlcli.bench.harness import rlcli as command
 from rlcli.bench.settings import env_problems
 from rlcli.build.collecting import collector_alone
 from rlcli.build.env import build_env
@@ -24,6 +23,7 @@ from rlcli.config.compose import configure
 from rlcli.config.schemas import CollectConfig
 from rlcli.errors import ResourceError
 from tests.bench import gaps
+from tests.bench.commands import rlcli as command
 from tests.bench.gpu_part import AUTO, Part
 
 GIVEN = "bare envs, given actions"

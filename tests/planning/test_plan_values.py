@@ -227,6 +227,7 @@ def test_a_graph_that_acts_keeps_the_rows_of_a_step_and_of_a_batch_that_is_to_li
     with made.collector as collector:
         collector.next()
         acting = collector._engine.actor.on_device
+    acting._kept = acting._kept.clone()  # made in the loop, in inference mode
     with torch.no_grad(), LiveBytes(device=GPU) as measured:
         acting._step()
     given, steps = acting._given.there, len(acting._kept)
