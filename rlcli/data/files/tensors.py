@@ -17,15 +17,28 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import _TYPES, load
+from safetensors.torch import load
 from torch import Tensor
 
 from rlcli.data.fields import DTYPES
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.typed import Check, Misfit, choice, listed, mapping, parsed, record, row, text, whole
 
-_DTYPES = {name: dtype for name, dtype in _TYPES.items() if isinstance(dtype, torch.dtype)}  # as such files name them
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
@@ -89,6 +102,7 @@ def _entry(name: str, said: Mapping[str, Any], base: int, size: int) -> tuple[to
     return dtype, shape, base + start
 
 
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _HEADER = mapping(record(dtype=choice(*_DTYPES), shape=listed(whole(), most=64), data_offsets=row(whole(), whole())))
 
 
