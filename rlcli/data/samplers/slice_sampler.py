@@ -127,7 +127,9 @@ class SliceSampler(Sampler):
             )
         check_request(self.slice_len or 1, 1, span if self.slice_len else bool(span), weighting)
         self.weighting, self.strict_length, self.span, self.pad_output = weighting, strict_length, span, pad_output
-        self._marks = SliceMarks(truncated_key)
+        self._truncated = None if truncated_key is None else unravel(truncated_key)
+        above = as_tuple(TRUNCATED if truncated_key is None else truncated_key)[:-1]
+        self._done, self._terminated = unravel((*above, "done")), unravel((*above, "terminated"))
 
     @property
     def ragged(self) -> bool:  # type: ignore[override]
@@ -194,10 +196,44 @@ class SliceSampler(Sampler):
         return slices.rows, slices.lengths
 
     def mark(self, columns: dict[Key, Tensor], draw: Draw) -> None:
-        self._marks.write(columns, draw)
-        if draw.burn_in is not None and draw.lengths is not None:
+        if draw.lengths is None:  # of a subclass
+            raise ArgumentError("a sampler of slices says how many rows each has", fix="return Draw(rows, lengths).")
+        rows = len(draw.rows)
+        if self._truncated is None:
+            _mark(self._flag(columns, IS_INIT, rows), None, None, None, draw, rows)
+        else:
+            terminated = columns.get(self._terminated)
+            if terminated is None:
+                terminated = _terminated(columns.get(self._done), columns.get(self._truncated))
+            truncated, done = (self._flag(columns, key, rows) for key in (self._truncated, self._done))
+            if terminated is None:
+                terminated = torch.zeros_like(truncated)
+            if draw.padded or not _compiled(columns, terminated, truncated, done, draw.lengths, rows):
+                _mark(self._flag(columns, IS_INIT, rows), terminated, truncated, done, draw, rows)
+        if draw.padded:
+            self._pad(columns, draw.lengths, draw.padded)
+        if draw.burn_in is not None:
             flags = np.arange(len(draw.rows)) < np.repeat(_starts(draw) + draw.burn_in, draw.lengths)
             columns[BURN_IN] = brought(torch.from_numpy(flags), next(iter(columns.values())).device)
+
+    def _pad(self, columns: dict[Key, Tensor], lengths: np.ndarray, padded: int) -> None:
+        """Write the mask; rows that repeat the last one begin nothing and end nothing."""
+        repeats = torch.from_numpy(np.arange(padded) >= lengths[:, None]).reshape(-1)  # [slices * padded]
+        device = next(iter(columns.values())).device
+        columns[COLLECTOR_MASK] = brought(~repeats, device)
+        for key in (IS_INIT, self._truncated or TRUNCATED, self._done, self._terminated):
+            if key in columns:
+                columns[key][brought(repeats, device)] = 0
+
+    def _flag(self, columns: dict[Key, Tensor], key: Key, rows: int) -> Tensor:
+        """Return the flag of a key; a new one is boolean, shaped as stored end flags or `[rows, 1]`."""
+        flag = columns.get(key)
+        if flag is None:
+            stored = (columns[end] for end in (self._terminated, self._truncated, self._done) if end in columns)
+            shape = next((end.shape for end in stored), (rows, 1))
+            device = next(iter(columns.values())).device
+            flag = columns[key] = torch.zeros(shape, dtype=torch.bool, device=device)
+        return flag
 
     def slices(self, batch_size: int) -> tuple[int, int]:
         """Number and length of the slices of a batch.
@@ -260,53 +296,6 @@ def need_no_span(kind: type, slices: Mapping[str, Any]) -> None:
 
 
 # ---- boundary keys -------------------------------------------------------------------------------------------------
-class SliceMarks:
-    """Write the boundary keys."""
-
-    def __init__(self, truncated_key: Key | None) -> None:
-        self.truncated = None if truncated_key is None else unravel(truncated_key)
-        above = as_tuple(TRUNCATED if truncated_key is None else truncated_key)[:-1]
-        self.done, self.terminated = unravel((*above, "done")), unravel((*above, "terminated"))
-
-    def write(self, columns: dict[Key, Tensor], draw: Draw) -> None:
-        """Mark the slices of a draw in its columns, new tensors `[M, ...]`, in place."""
-        if draw.lengths is None:  # of a subclass
-            raise ArgumentError("a sampler of slices says how many rows each has", fix="return Draw(rows, lengths).")
-        rows = len(draw.rows)
-        if self.truncated is None:
-            _mark(self._flag(columns, IS_INIT, rows), None, None, None, draw, rows)
-        else:
-            terminated = columns.get(self.terminated)
-            if terminated is None:
-                terminated = _terminated(columns.get(self.done), columns.get(self.truncated))
-            truncated, done = (self._flag(columns, key, rows) for key in (self.truncated, self.done))
-            if terminated is None:
-                terminated = torch.zeros_like(truncated)
-            if draw.padded or not _compiled(columns, terminated, truncated, done, draw.lengths, rows):
-                _mark(self._flag(columns, IS_INIT, rows), terminated, truncated, done, draw, rows)
-        if draw.padded:
-            self._pad(columns, draw.lengths, draw.padded)
-
-    def _pad(self, columns: dict[Key, Tensor], lengths: np.ndarray, padded: int) -> None:
-        """Write the mask; rows that repeat the last one begin nothing and end nothing."""
-        repeats = torch.from_numpy(np.arange(padded) >= lengths[:, None]).reshape(-1)  # [slices * padded]
-        device = next(iter(columns.values())).device
-        columns[COLLECTOR_MASK] = brought(~repeats, device)
-        for key in (IS_INIT, self.truncated or TRUNCATED, self.done, self.terminated):
-            if key in columns:
-                columns[key][brought(repeats, device)] = 0
-
-    def _flag(self, columns: dict[Key, Tensor], key: Key, rows: int) -> Tensor:
-        """Return the flag of a key; a new one is boolean, shaped as stored end flags or `[rows, 1]`."""
-        flag = columns.get(key)
-        if flag is None:
-            stored = (columns[end] for end in (self.terminated, self.truncated, self.done) if end in columns)
-            shape = next((end.shape for end in stored), (rows, 1))
-            device = next(iter(columns.values())).device
-            flag = columns[key] = torch.zeros(shape, dtype=torch.bool, device=device)
-        return flag
-
-
 def _compiled(
     columns: dict[Key, Tensor], terminated: Tensor, truncated: Tensor, done: Tensor, lengths: np.ndarray, rows: int
 ) -> bool:
