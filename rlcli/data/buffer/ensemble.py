@@ -9,7 +9,6 @@ member 2   c0 c1 c2 ...  /
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.buffer.saving import no_copy, shallow
-from rlcli.data.buffer.stream import Prefetcher, Sampled, forked
+from rlcli.data.buffer.stream import Gate, Prefetcher, Sampled
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream
@@ -96,14 +95,13 @@ class ReplayBufferEnsemble:
         sums = np.cumsum(self._chances)
         self._below = sums[:-1] / sums[-1]  # of each but the first, the chance of those before it
         self.random = RandomStream(seed)
-        self._lock = threading.RLock()
+        self._lock = Gate()
         self._transforms = Transforms()
         self._ahead: Prefetcher | None = None
         if prefetch:
             self._ahead = Prefetcher(
                 self._draw, arguments.count("prefetch", prefetch), lambda sampled: self._take_back(*sampled.position)
             )
-        forked.add(self)
         if transform is not None:
             self._transforms.append(transform)
 
@@ -118,12 +116,6 @@ class ReplayBufferEnsemble:
         """
         members = [make() for _ in range(arguments.count("workers", workers))]
         return cls(*members, batch_size=batch_size, **{"sample_from_all": True, **options})
-
-    def in_child(self) -> None:
-        """In a forked child: see `SampleStream.in_child`."""
-        self._lock = threading.RLock()
-        if self._ahead is not None:
-            self._ahead.in_child()
 
     @property
     def layout(self) -> str:

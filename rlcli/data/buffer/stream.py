@@ -46,9 +46,10 @@ class Prefetcher:
     def __init__(self, make: Callable[[int], Sampled], depth: int, undo: Callable[[Sampled], None]) -> None:
         self._make, self._depth, self._undo = make, depth, undo
         self.in_child()
+        forked.add(self)
 
     def in_child(self) -> None:
-        """Forget what is ready, and who holds the lock: in a forked child these are the parent's."""
+        """Forget what is ready, who holds the lock, and the thread: in a forked child these are the parent's."""
         self._size = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
         self._waiting: deque[Future[Sampled]] = deque()
@@ -123,7 +124,6 @@ class SampleStream:
         self._collate, self._pin, self._annotated = collate_fn, pin_memory, annotate
         self._device = None if device is None else torch.device(device)
         self._ahead = Prefetcher(self._draw, arguments.count("prefetch", prefetch), self._undraw) if prefetch else None
-        forked.add(self)
 
     def use(self, sampler: Sampler) -> None:
         """Draw by this one from now on; no iteration goes on."""
@@ -171,11 +171,6 @@ class SampleStream:
         """Discard what is ready and end the thread. Not under the lock."""
         if self._ahead is not None:
             self._ahead.close()
-
-    def in_child(self) -> None:
-        """Drop the thread in a forked child, in which it is not, whatever it held."""
-        if self._ahead is not None:
-            self._ahead.in_child()
 
     # ---- one sample --------------------------------------------------------------------------------------------
     def _draw(self, size: int) -> Sampled:
