@@ -112,7 +112,8 @@ class TensorEngine(VectorBackend):
         observation, reward, terminated, truncated = given
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             self._check(flag, (self.n,), torch.bool, f" as {name}")
-        known = isinstance(reward, Tensor) and reward.dtype not in (torch.bfloat16, torch.complex64, torch.complex128)
+        odd = torch.bool, torch.bfloat16, torch.complex64, torch.complex128
+        known = isinstance(reward, Tensor) and reward.dtype not in odd
         self._check(reward, (self.n,), reward.dtype if known else torch.float32, " as reward")
         return self.parts(observation), reward.detach(), terminated, truncated
 

@@ -221,6 +221,8 @@ class Odd(Pole):
             reward = reward[:, None]
         elif self.fault == "dtype":
             reward = reward.bfloat16()
+        elif self.fault == "bool":
+            reward = reward > 0
         elif self.fault == "grad":
             observation, reward = (value.clone().requires_grad_() for value in (observation, reward))
         elif self.fault == "flag":
@@ -240,6 +242,7 @@ FAULTS = {
     "array": "expected a torch tensor, got an array.*Return tensors",
     "shape": r"expected \(5,\) torch.float32 on cpu as reward, got \(5, 1\) torch.float32 on cpu",
     "dtype": r"expected \(5,\) torch.float32 on cpu as reward, got \(5,\) torch.bfloat16",
+    "bool": r"expected \(5,\) torch.float32 on cpu as reward, got \(5,\) torch.bool",
     "flag": r"expected \(5,\) torch.bool on cpu as terminated, got \(5,\) torch.float32",
     "device": r"expected \(5, 4\) torch.float32 on cpu, got \(5, 4\) torch.float32 on meta.*device=self.device",
     "five": r"expected \(observation, reward, terminated, truncated\), got a tuple of 5",
