@@ -139,5 +139,13 @@ _KINDS = {
 
 
 def env_problems(env_id: str) -> list[Problem]:
-    """Return why an env cannot be made here: no such id, or a package that is missing."""
-    return check_env(SimpleNamespace(env=SimpleNamespace(id=env_id, kind="gym")))
+    """Return why a single env cannot be made here: no such id, a package that is missing, a vector engine alone."""
+    if problems := check_env(SimpleNamespace(env=SimpleNamespace(id=env_id, kind="gym"))):
+        return problems
+    from gymnasium.envs.registration import registry
+
+    if (spec := registry.get(env_id)) is None or spec.entry_point or not spec.vector_entry_point:
+        return []
+    return [
+        Problem(f"{env_id} is a vector engine, and a bench makes single envs", "rlcli train env.mode=native runs it")
+    ]

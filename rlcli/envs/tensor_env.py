@@ -15,6 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from rlcli.errors import EnvError
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.episodes import mixed
@@ -87,6 +88,12 @@ class TensorEngine(VectorBackend):
     seeds_episodes = seeds_every = True
 
     def __init__(self, env: TensorEnv) -> None:
+        needs = "num_envs", "device", "single_observation_space", "single_action_space"
+        if absent := [name for name in needs if not hasattr(env, name)]:
+            raise EnvError(
+                f"{type(env).__name__} has no {' and no '.join(absent)}",
+                fix="Call super().__init__(num_envs, device) and set both spaces in __init__.",
+            )
         self.env, self.n, self.device = env, env.num_envs, env.device
         self.name = type(env).__name__ if env.spec is None else env.spec.id
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
@@ -105,8 +112,10 @@ class TensorEngine(VectorBackend):
         observation, reward, terminated, truncated = given
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             self._check(flag, (self.n,), torch.bool, f" as {name}")
-        self._check(reward, (self.n,), reward.dtype if isinstance(reward, Tensor) else None, " as reward")
-        return self.parts(observation), reward, terminated, truncated
+        odd = torch.bool, torch.bfloat16, torch.complex64, torch.complex128
+        known = isinstance(reward, Tensor) and reward.dtype not in odd
+        self._check(reward, (self.n,), reward.dtype if known else torch.float32, " as reward")
+        return self.parts(observation), reward.detach(), terminated, truncated
 
     @torch.no_grad()
     def begin(self, mask: Tensor, seeds: Tensor) -> list[Tensor]:
@@ -119,7 +128,7 @@ class TensorEngine(VectorBackend):
         for leaf, part in zip(self.leaves, found, strict=True):
             where = f" as {'.'.join(leaf.path)}" if leaf.path else ""
             self._check(part, (self.n, *leaf.shape), torch_dtype(leaf.dtype), where)
-        return found
+        return [part.detach() for part in found]
 
     def _check(self, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, where: str) -> None:
         if not isinstance(value, Tensor):
@@ -156,7 +165,7 @@ class TensorEngine(VectorBackend):
 
     # ---- arrays --------------------------------------------------------------------------------------------------
     def step(self, actions):
-        parts, *given = self.advance(torch.from_numpy(actions).to(self.device))
+        parts, *given = self.advance(torch.tensor(actions, device=self.device))  # a copy: an env may write into it
         return self.tree(parts), *(value.cpu().numpy() for value in given)
 
     def reset(self, lanes, seeds):

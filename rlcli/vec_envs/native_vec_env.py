@@ -134,7 +134,10 @@ class NativeVecEnv(ReplayableVecEnv):
         send = self.actions.array_sender()
         drawn = [np.asarray(send(actions), self.actions.dtype) for actions in self.probe_actions()]
         with self.doing("a trial run"):
-            return self._trace(drawn, 0) == self._trace(drawn, 1)
+            try:
+                return self._trace(drawn, 0) == self._trace(drawn, 1)
+            except BaseException as error:  # SystemExit too
+                raise env_raised(self, error, None, self.during) from error
 
     def _trace(self, drawn: Sequence[np.ndarray], turn: int) -> list[list[str]]:
         """Return what each lane's first episode (of many, some) shows and pays, where it runs `turn` lanes on."""

@@ -3,8 +3,9 @@
 import subprocess
 import sys
 
+import gymnasium as gym
 import pytest
-from face import refusals
+from face import refusals, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,15 @@ def test_values_are_read_as_the_command_line_spells_them():
             "peers": False,
             "rounds": 10,
         }.items()
+    )
+
+
+@pytest.mark.parametrize("name", ["collect", "train", "workers"])
+def test_a_vector_engine_is_no_single_env(monkeypatch, name):
+    spec = gym.envs.registration.EnvSpec("Poles-v0", vector_entry_point="poles:Poles")
+    monkeypatch.setitem(gym.registry, "Poles-v0", spec)
+    refused(
+        ConfigError, "Poles-v0 vector engine single env.mode=native", lambda: read(SETTINGS[name], ["env.id=Poles-v0"])
     )
 
 

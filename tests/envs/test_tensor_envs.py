@@ -14,7 +14,7 @@ from torch import nn
 
 import rlcli
 from rlcli.collectors import Collector, segment
-from rlcli.envs import GymEnv, NativeEnv
+from rlcli.envs import GymEnv, NativeEnv, TensorEnv
 from rlcli.errors import EnvError, NumericsError
 from rlcli.graphs.captured import same_bits
 from rlcli.graphs.static import Twins
@@ -219,6 +219,12 @@ class Odd(Pole):
             observation = observation.numpy()
         elif self.fault == "shape":
             reward = reward[:, None]
+        elif self.fault == "dtype":
+            reward = reward.bfloat16()
+        elif self.fault == "bool":
+            reward = reward > 0
+        elif self.fault == "grad":
+            observation, reward = (value.clone().requires_grad_() for value in (observation, reward))
         elif self.fault == "flag":
             ends[0] = ends[0].float()
         elif self.fault == "device":
@@ -235,6 +241,8 @@ class Odd(Pole):
 FAULTS = {
     "array": "expected a torch tensor, got an array.*Return tensors",
     "shape": r"expected \(5,\) torch.float32 on cpu as reward, got \(5, 1\) torch.float32 on cpu",
+    "dtype": r"expected \(5,\) torch.float32 on cpu as reward, got \(5,\) torch.bfloat16",
+    "bool": r"expected \(5,\) torch.float32 on cpu as reward, got \(5,\) torch.bool",
     "flag": r"expected \(5,\) torch.bool on cpu as terminated, got \(5,\) torch.float32",
     "device": r"expected \(5, 4\) torch.float32 on cpu, got \(5, 4\) torch.float32 on meta.*device=self.device",
     "five": r"expected \(observation, reward, terminated, truncated\), got a tuple of 5",
@@ -250,6 +258,43 @@ def test_a_bad_value_is_named(segments, fault, single):
     made.vec_env.engine.env.fault = fault
     caught = refused(EnvError, "Odd all 5 envs step 71 run", made.rollout)
     assert re.search(FAULTS[fault], str(caught.value))
+
+
+def test_a_bad_value_in_a_trial_run_is_named():
+    made = collector(Odd, policy(Pole))
+    made.vec_env.engine.env.fault = "shape"
+    refused(EnvError, "trial run bad value Odd all 5 envs reward", made.vec_env.is_replayable)
+
+
+def test_values_that_require_grad_are_taken_as_numbers(segments):
+    batches = []
+    for fault in (None, "grad"):
+        made = collector(Odd, policy(Pole))
+        made.vec_env.engine.env.fault = fault
+        assert made.vec_env.is_replayable()
+        batches.append(made.rollout().clone())
+    equal(*batches)
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["segments", "single steps"])
+def test_an_env_that_writes_into_its_actions_resumes(segments, single):
+    class Scaling(Boxes):
+        def step(self, actions):
+            return super().step(actions.mul_(0.5))
+
+    segments[0].off = single
+    whole, resumed = (collector(Scaling, policy(Boxes, IndependentNormal)) for _ in range(2))
+    assert whole.remember_episodes(1000) and resumed.remember_episodes(1000)
+    whole.rollout()
+    assert not resumed.load_state_dict(whole.state_dict())
+    equal(whole.rollout(), resumed.rollout())
+
+
+def test_what_an_env_lacks_is_named():
+    class Bare(TensorEnv):
+        pass
+
+    refused(EnvError, "Bare no single_observation_space no single_action_space", lambda: engine_of(Bare(3)))
 
 
 def test_seeds_give_uniform_numbers():
