@@ -20,7 +20,7 @@ from test_layers import PACKAGE, layer_of, modules, nodes, part_of
 ROOMS = {
     "__main__": (7, 1), "algorithms": (571, 8), "api": (295, 1), "arguments": (73, 1), "bench": (1157, 9),
     "build": (2870, 18), "cli": (2395, 19), "collectors": (9155, 40), "compat": (82, 1), "config": (4432, 20),
-    "data": (14190, 69), "envs": (2896, 13), "errors": (168, 1), "exports": (40, 1), "graphs": (343, 6),
+    "data": (14214, 69), "envs": (2896, 13), "errors": (168, 1), "exports": (40, 1), "graphs": (343, 6),
     "imports": (103, 1), "inspection": (747, 4), "jobs": (1286, 7), "kernels": (5780, 39), "keys": (93, 1),
     "learning": (3086, 14), "modules": (4425, 21), "objectives": (4424, 21), "planning": (1450, 6),
     "processes": (2359, 15), "recognise": (64, 1), "report": (2969, 15), "rlcli": (37, 1), "runs": (1586, 8),

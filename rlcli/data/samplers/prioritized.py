@@ -81,14 +81,19 @@ class PrioritizedSampler(Sampler):
         max_priority_within_buffer: bool = False,
         *,
         seed: int | None = None,
-        **slices: Any,
     ) -> None:
-        super().__init__(seed=seed, **slices)
+        super().__init__(seed)
+        self._prioritize(max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer)
+
+    def _prioritize(
+        self, max_capacity: int, alpha: float, beta: float, eps: float, reduction: str, within_buffer: bool
+    ) -> None:  # fmt: skip
+        """Begin with no priorities; see the class."""
         self.max_capacity = arguments.count("max_capacity", max_capacity)
         self.alpha, self.beta, self.eps = arguments.number("alpha", alpha), beta, arguments.number("eps", eps)
         if reduction not in REDUCTIONS:
             raise ArgumentError(f"reduction is one of {', '.join(REDUCTIONS)}", why=f"got {reduction!r}")
-        self.reduction, self.max_priority_within_buffer = reduction, max_priority_within_buffer
+        self.reduction, self.max_priority_within_buffer = reduction, within_buffer
         self._tree = SumTree(max_capacity)
         self._given, self._largest = False, (1.0 + self.eps) ** self.alpha  # until one is given, priorities are 1
         self._base = 0  # writes before this one are evicted
@@ -269,16 +274,35 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
 
     Parameters
     ----------
-    *priorities, **slices
-        As for `PrioritizedSampler` and `SliceSampler`; `span` and `weighting` do not apply.
+    max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer
+        See `PrioritizedSampler`.
+    num_slices, slice_len, strict_length, burn_in, **slices
+        As for `SliceSampler`; `span` and `weighting` do not apply.
     """
 
     fast = True
     mixes = False
 
-    def __init__(self, *priorities: Any, **slices: Any) -> None:
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        reduction: str = "max",
+        max_priority_within_buffer: bool = False,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_length: bool = True,
+        burn_in: int = 0,
+        **slices: Any,
+    ) -> None:
         need_no_span(type(self), slices)
-        super().__init__(*priorities, **slices)
+        SliceSampler.__init__(
+            self, num_slices=num_slices, slice_len=slice_len, strict_length=strict_length, burn_in=burn_in, **slices
+        )
+        self._prioritize(max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer)
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
         draw = SliceSampler.sample(self, ring, batch_size)
