@@ -8,6 +8,7 @@ import importlib
 import os
 import re
 import sys
+import time
 
 import pytest
 import torch
@@ -55,6 +56,15 @@ def precision(kernels, monkeypatch, request):
 def streamed(kernels, monkeypatch, together):
     """No weights fit a program."""
     monkeypatch.setattr(kernels, "SHARED", kernels.SCRATCH)
+
+
+@pytest.fixture(params=["one", "sixteen"])
+def split(kernels, monkeypatch, request):
+    """Programs have 16 units of one sequence, or of 16; the precision."""
+    monkeypatch.setattr(kernels, "REGISTERS", 32 * 1024)  # a quarter of the weights of 33 units in half of them
+    monkeypatch.setattr(kernels, "SHARED", kernels.SCRATCH + 20 * 1024)
+    monkeypatch.setattr(kernels, "PROCESSORS", 4 if request.param == "sixteen" else 132)
+    return "tf32" if request.param == "sixteen" else "ieee"
 
 
 class Call:
@@ -128,6 +138,66 @@ def test_trajectories_begin_anywhere(kernels, cell, begins, precision):
 def test_weights_that_fit_give_what_weights_that_do_not_give(kernels, streamed, cell):
     assert not kernels._blocks(torch.empty(3, 6, 4), 4, 33, "tf32", backward=False)["RESIDENT"]
     check(kernels, Call(cell, 3, 6, 4, 33), "tf32")
+
+
+@pytest.mark.parametrize("begins", [0.3, [], slice(None), [-1]], ids=["some", "none", "all", "last"])
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.every(3)
+def test_units_are_split_over_programs(kernels, split, cell, begins):
+    call = Call(cell, 3, 4, 2, 33, begins)
+    sizes = kernels._blocks(call.x, kernels.GATES[cell], 33, split, backward=True)
+    assert (sizes["ROWS"], sizes["COLUMNS"], sizes["DEPTH"]) == (16 if split == "tf32" else 1, 16, 64)
+    check(kernels, call, split, recompute=begins == [])
+
+
+@pytest.mark.parametrize("split", ["sixteen"], indirect=True)
+@pytest.mark.parametrize("cell", CELLS)
+def test_units_are_split_in_bf16_too(kernels, split, cell):
+    check(kernels, Call(cell, 3, 4, 2, 33), "bf16")
+
+
+def one_program(kernel, programs, place, given, constants):
+    """Interpret one program of a launch in a process of its own, and end."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    dimensions, index = builder.set_grid_dim, builder.set_grid_idx
+    builder.set_grid_dim, builder.set_grid_idx = lambda *_: dimensions(*programs, 1), lambda *_: index(*place, 0)
+    interpreter.GridExecutor._restore_args_dev = lambda *_: None
+    try:
+        kernel[1, 1](*given, **constants)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def at_once(kernel, programs, *given, **constants):
+    """Launch every program in a process of its own."""
+    for tensor in given:
+        if isinstance(tensor, torch.Tensor):
+            tensor.share_memory_()
+    until, children = time.monotonic() + 120, set()
+    for place in [(x, y) for x in range(programs[0]) for y in range(programs[1])]:
+        children.add(os.fork())
+        if 0 in children:
+            one_program(kernel, programs, place, given, constants)
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        assert status == 0
+        assert time.monotonic() < until
+        children.discard(pid)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a device programs do run at once")
+@pytest.mark.parametrize("cell", CELLS)
+def test_programs_wait_for_each_other(kernels, monkeypatch, split, cell):
+    launch, call = kernels._launch, Call(cell, 1 if split == "ieee" else 3, 4, 2, 33)
+    meeting = (kernels._forward, kernels._backward)
+    monkeypatch.setattr(kernels, "MEETING", True)
+    monkeypatch.setattr(
+        kernels, "_launch", lambda k, *given, **c: (at_once if k in meeting else launch)(k, *given, **c)
+    )
+    check(kernels, call, split)
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
@@ -291,7 +361,7 @@ def test_the_precision_is_that_of_torchs_own_on_a_gpu(kernels, monkeypatch, told
 
 
 # ---- the compiler ---------------------------------------------------------------------------------------------------
-INTEGERS = ("rows", "steps", "size", "pitch", "wide", "one", "h0", "h1", "h2", "c0", "c1", "c2")
+INTEGERS = ("begin", "end", "rows", "steps", "size", "pitch", "wide", "one", "h0", "h1", "h2", "c0", "c1", "c2")
 
 
 @pytest.fixture
@@ -319,7 +389,7 @@ def compiled(kernels, kernel, float_, precision, H, is_lstm, *, B, **constants):
     kind = "bf16" if precision == "bf16" else {"float32": "fp32", "float64": "fp64"}[float_]
     fn = getattr(kernels, kernel)
     for name in fn.arg_names:
-        whole = "i32" if name in INTEGERS else "*i64" if name == "source" else None
+        whole = "i32" if name in INTEGERS else {"source": "*i64", "counters": "*i32"}.get(name)
         factor = name in ("gates", "weight")
         types.setdefault(name, whole or "*" + (kind if factor else {"float32": "fp32", "float64": "fp64"}[float_]))
     types = {name: types[name] for name in fn.arg_names}
@@ -328,7 +398,8 @@ def compiled(kernels, kernel, float_, precision, H, is_lstm, *, B, **constants):
     ]
     attributes = {(list(types).index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn, types, constexprs=constants, attrs=attributes)
-    found = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    options = {"num_warps": warps, "launch_cooperative_grid": sizes["RESIDENT"] and sizes["COLUMNS"] < sizes["DEPTH"]}
+    found = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert found.metadata.shared <= kernels.SHARED, (kernel, precision, H, found.metadata.shared)
     return found, sizes
 
@@ -345,22 +416,30 @@ def barriers(found):
         (False, "float32", "tf32", 130, 16), (True, "float32", "bf16", 128, 999), (True, "float32", "ieee", 5, 9999),
         (True, "float32", "bf16", 256, 16), (True, "float32", "tf32", 33, 999), (False, "float32", "ieee", 64, 999),
         (False, "float32", "tf32", 128, 64), (True, "float32", "bf16", 64, 128), (True, "float32", "ieee", 64, 8),
+        (False, "float32", "tf32", 256, 128), (True, "float32", "tf32", 256, 256), (True, "float32", "bf16", 512, 64),
+        (False, "float32", "ieee", 256, 8),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.every(4)
 def test_the_compiler_takes_it_for_a_gpu(for_a_gpu, is_lstm, float_, precision, H, B):
     keep, spilt = H % 2 == 0, re.compile(r"\b(LDL|STL)\b")
+    meets = re.compile(r"\.gpu\.(release|acquire)\.|\.(release|acquire)\.gpu\.")
     found, sizes = compiled(for_a_gpu, "_forward", float_, precision, H, is_lstm, B=B, KEEP=keep)
+    split = sizes["RESIDENT"] and sizes["COLUMNS"] < sizes["DEPTH"]
     if sizes["RESIDENT"]:  # loaded before the loop over steps, and never in it
         before, loop = found.asm["ttgir"].split("scf.for", 1)
-        side = f"tensor<{sizes['DEPTH']}x{sizes['COLUMNS']}x!tt.ptr"
-        assert sizes["ROWS"] != sizes["DEPTH"] and side in before and side not in loop
+        parts, depth = sizes["PARTS"], sizes["DEPTH"]
+        depth = f"{parts}x{depth // parts}" if split and sizes["ROWS"] > 1 else depth
+        side = f"tensor<{depth}x{sizes['COLUMNS']}x!tt.ptr"
+        assert side in before and side not in loop
     else:  # threads wait for what others stored; the interpreter has one thread, so no result shows it
         assert barriers(found) == 1 + keep
+    assert len(meets.findall(found.asm["ptx"])) == (2 if split else 0)
     held = sizes["RESIDENT"] or (precision, float_) == ("ieee", "float32")
     assert not (held and spilt.search(found.asm["sass"]))
     found, sizes = compiled(for_a_gpu, "_backward", float_, precision, H, is_lstm, B=B, AGAIN=not keep, STARTS=keep,
                             OF_H=True, OF_C=keep)  # fmt: skip
-    assert barriers(found) == (1 if sizes["RESIDENT"] else 4)
+    assert barriers(found) == (3 if split else 1 if sizes["RESIDENT"] else 4)
+    assert len(meets.findall(found.asm["ptx"])) == (2 if split else 0)
     assert not (held and spilt.search(found.asm["sass"]))

@@ -10,12 +10,18 @@ backward   one launch                         time backwards: gates become the g
            x; states                          one product; one launch, which sums what began from each row in order
 ```
 The host asks for no number, so that both passes can be part of a graph; they are 2 and 6 launches, where weights may be
-read as they lie (units a multiple of 16).
-Programs never wait for each other, and a step is short: what takes its time is how often threads wait for each other.
-So where a GPU can have a program for each sequence at once, and its registers all weights, a program has one sequence,
-and its threads multiply and add what is theirs, without tensor cores and whole. Otherwise 16 sequences and more share a
-program. Recurrent weights that fit a multiprocessor's shared memory are loaded once (RESIDENT); others come from the L2
-cache block by block in every step, as does the state of the step before, from where it was stored.
+read as they lie (units a multiple of 16), and one more each, which clears counters, where units are split (below).
+A step is short: what takes its time is how often threads wait for each other. A pass takes the first form it can:
+
+| form | a program has | recurrent weights |
+|---|---|---|
+| alone | one sequence; its threads multiply and add what is theirs, whole | all, in registers |
+| resident | 16 sequences | all, in shared memory |
+| split | some units of 1 or 16 sequences | those of its units, in registers |
+| streamed | 16 sequences and more | come from the L2 cache in every step |
+
+Only where units are split do programs wait for each other: after every step, by a counter of their sequences, for what
+the others stored. All of them are on the GPU at once (a cooperative launch), never more than it has multiprocessors.
 
 | columns of gates | 0 | 1 | 2 | 3 | inputs' part | recurrent part |
 |---|---|---|---|---|---|---|
@@ -43,6 +49,7 @@ from rlcli.kernels.recurrent import GATES, Weights
 
 PRECISIONS = ("ieee", "tf32", "bf16")  # of the factors: all 24 bits of a float32, 11, 8; float64 is always whole
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as the kernels below are from their definition on
+MEETING = not INTERPRETED  # programs of one launch run at once, and can wait for each other
 SHARED = 227 * 1024  # bytes of shared memory where there is no GPU to ask: an H100's
 SCRATCH = 24 * 1024  # bytes of it for everything but weights
 REGISTERS = 256 * 1024  # bytes of them in a multiprocessor
@@ -105,18 +112,29 @@ def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool)
     # the interpreter has no products of bfloat16; float32 holds them whole
     how = {"PRECISION": ("wide" if INTERPRETED else "ieee") if precision == "bf16" else precision}
     held = gates * width * width * x.element_size()
-    at_once = getattr(device, "multi_processor_count", PROCESSORS) * min(8, max(1, REGISTERS // (2 * held)))
+    processors = getattr(device, "multi_processor_count", PROCESSORS)
+    at_once = processors * min(8, max(1, REGISTERS // (2 * held)))
     # by the compiler's figures, none is measured on a GPU; of the weights of an LSTM of 128 units a part spills to L1
     if held <= REGISTERS and x.shape[0] <= at_once:
         return {
-            "RESIDENT": True, "ROWS": 1, "COLUMNS": width, "DEPTH": width, "STAGES": 1,
+            "RESIDENT": True, "ROWS": 1, "COLUMNS": width, "DEPTH": width, "PARTS": 1, "STAGES": 1,
             "num_warps": max(1, width * x.element_size() // 64), **how,
         }  # fmt: skip
     if precision != "ieee" and gates * width * width * item <= room:
         return {
-            "RESIDENT": True, "ROWS": 16, "COLUMNS": width, "DEPTH": width, "STAGES": 1,
+            "RESIDENT": True, "ROWS": 16, "COLUMNS": width, "DEPTH": width, "PARTS": 1, "STAGES": 1,
             "num_warps": max(2, min(8, width // 8)), **how,
         }  # fmt: skip
+    for rows in (1, 16) if precision != "ieee" else (1,):
+        shares = processors // triton.cdiv(x.shape[0], rows)  # programs for the same sequences
+        columns = max(16, width >> max(0, shares.bit_length() - 1))
+        held = gates * width * columns * (item if rows > 1 else x.element_size())
+        if columns < width and held <= REGISTERS // 2 and (rows == 1 or held + rows * width * item <= room):
+            warps = max(2, min(8, width // 16, triton.next_power_of_2(held // 8192)))
+            return {
+                "RESIDENT": True, "ROWS": rows, "COLUMNS": columns, "DEPTH": width, "PARTS": warps, "STAGES": 1,
+                "num_warps": warps, **how,
+            }  # fmt: skip
     # with a program for every multiprocessor, more sequences share what is read of the weights
     rows = max(16, min(64, triton.next_power_of_2(triton.cdiv(x.shape[0], 128)))) if item < 8 else 16
     columns = min(128 if rows == 16 and room >= 128 * 1024 else 64, width)
@@ -124,8 +142,8 @@ def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool)
     depth = min(lines * 128 // item, width)  # cache lines of a row of weights
     stage = (rows + columns * (1 if backward else gates)) * depth * item
     return {
-        "RESIDENT": False, "ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "STAGES": max(1, min(4, room // stage)),
-        "num_warps": 4 if rows * columns < 1024 else 8, **how,
+        "RESIDENT": False, "ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "PARTS": 1,
+        "STAGES": max(1, min(4, room // stage)), "num_warps": 4 if rows * columns < 1024 else 8, **how,
     }  # fmt: skip
 
 
@@ -151,10 +169,9 @@ class TritonCall:
         outputs = tuple(self.x.new_empty(*source.shape, self.size) for _ in states)
         blocks = _blocks(self.x, self.gates, self.size, self.precision, backward=False)
         packed = self._packed()
-        _launch(
-            _forward, (triton.cdiv(len(source), blocks["ROWS"]),), gates, packed, *self._biases(), source,
-            states[0], states[-1], outputs[0], outputs[-1], *source.shape, self.size, packed.stride(0), gates.stride(0),
-            1, LSTM=self.is_lstm, KEEP=keep, **self._with(), **blocks,
+        self._walk(
+            _forward, blocks, gates, packed, *self._biases(), source, states[0], states[-1],
+            outputs[0], outputs[-1], *source.shape, self.size, packed.stride(0), gates.stride(0), 1, KEEP=keep,
         )  # fmt: skip
         return outputs, [gates] if keep else []
 
@@ -189,16 +206,32 @@ class TritonCall:
         starts = [x.new_empty(source.numel() if wanted else 0, self.size) for _ in states]
         of = [outputs[0] if each is None else each for each in of_outputs]
         blocks = _blocks(x, self.gates, self.size, self.precision, backward=True)
-        carries = [x.new_empty(0 if blocks["RESIDENT"] else len(source), self.size) for _ in states]
+        in_registers = blocks["RESIDENT"] and blocks["COLUMNS"] == blocks["DEPTH"]
+        carries = [x.new_empty(0 if in_registers else len(source), self.size) for _ in states]
         packed = self._packed()
-        _launch(
-            _backward, (triton.cdiv(len(source), blocks["ROWS"]),), gates, packed, *self._biases(), source,
-            states[-1], outputs[-1], of[0], of[-1], carries[0], carries[-1], starts[0], starts[-1],
-            *of[0].stride(), *of[-1].stride(), *source.shape, self.size, packed.stride(0), 1, LSTM=self.is_lstm,
-            AGAIN=again, STARTS=wanted, OF_H=of_outputs[0] is not None, OF_C=of_outputs[-1] is not None,
-            **self._with(), **blocks,
+        self._walk(
+            _backward, blocks, gates, packed, *self._biases(), source, states[-1], outputs[-1],
+            of[0], of[-1], carries[0], carries[-1], starts[0], starts[-1], *of[0].stride(), *of[-1].stride(),
+            *source.shape, self.size, packed.stride(0), 1, AGAIN=again, STARTS=wanted,
+            OF_H=of_outputs[0] is not None, OF_C=of_outputs[-1] is not None,
         )  # fmt: skip
         return starts if wanted else []
+
+    def _walk(self, kernel: Any, blocks: dict[str, Any], *given: Any, **constants: Any) -> None:
+        """Launch a loop over time; where programs meet after each turn, those of the interpreter end instead."""
+        rows, turns = self.source.shape
+        programs, lengths, counters = (triton.cdiv(rows, blocks["ROWS"]), 1), turns, self.source
+        if blocks["RESIDENT"] and blocks["COLUMNS"] < blocks["DEPTH"]:
+            turns += kernel is _backward
+            programs, lengths = (programs[0], triton.cdiv(self.size, blocks["COLUMNS"])), turns if MEETING else 1
+            counters = self.source.new_zeros(32 * programs[0], dtype=torch.int32)  # a cache line each
+            constants["launch_cooperative_grid"] = True
+        has = {"IH": self.weights.bias_ih is not None, "HH": self.weights.bias_hh is not None}
+        for begin in range(0, turns, lengths):
+            _launch(
+                kernel, programs, counters, begin, begin + lengths, *given, LSTM=self.is_lstm, **has, **constants,
+                **blocks,
+            )  # fmt: skip
 
     def _inputs(self, columns: int) -> Tensor:
         """Return the inputs' part of all gates ``[B*T, columns*H]``, without biases; other columns are not written."""
@@ -263,10 +296,6 @@ class TritonCall:
     def _biases(self) -> list[Tensor]:
         return [self.weights.hh if b is None else b.contiguous() for b in self.weights[2:]]
 
-    def _with(self) -> dict[str, bool]:
-        """Say which biases there are."""
-        return {"IH": self.weights.bias_ih is not None, "HH": self.weights.bias_hh is not None}
-
 
 def _launch(kernel: Any, programs: tuple[int, ...], *given: Any, **constants: Any) -> None:
     """Give one kernel to the device: all that these passes do there beside torch's own operations."""
@@ -300,7 +329,7 @@ def _activated(a, b, c, d, LSTM: tl.constexpr):
 def _place(rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     # sequences, units, which sequences there are
     i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    j = tl.arange(0, COLUMNS)
+    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     if ROWS > 1:
         i = i[:, None]
         j = j[None, :]
@@ -323,9 +352,9 @@ def _product(left, right, total, PRECISION: tl.constexpr):
     if len(left.shape) == 1:  # of one sequence: sums of what threads have multiplied
         return total + tl.reduce(left.to(total.dtype)[:, None] * right.to(total.dtype), 0, tl.standard._sum_combine)
     elif PRECISION == "wide":
-        left = left.to(total.dtype)
-        right = right.to(total.dtype)
-        return tl.dot(left, right, total, input_precision="ieee", out_dtype=total.dtype)
+        return _product(left.to(total.dtype), right.to(total.dtype), total, "ieee")
+    elif len(left.shape) > len(total.shape):  # each warp has a part of the depth
+        return total + tl.reduce(tl.dot(left, right, input_precision=PRECISION, out_dtype=total.dtype), 0, _plus)
     else:
         return tl.dot(left, right, total, input_precision=PRECISION, out_dtype=total.dtype)
 
@@ -388,13 +417,23 @@ def _finish(gates, h, c, at, j, mask, size, pitch, last, g0, g1, g2, g3, LSTM: t
     return out, new
 
 
-@triton.jit(do_not_specialize=["rows", "steps", "one"])  # else a first call with a new number of them compiles
+@triton.jit
+def _meet(counter, goal):
+    """Wait until all programs of these sequences have come, so that what they stored may be read."""
+    tl.debug_barrier()
+    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < goal:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["rows", "steps", "begin", "end", "one"])  # else a first call with new ones compiles
 def _forward(
-    gates, weight, bias_ih, bias_hh, source, state, cell, h, c,
+    counters, begin, end, gates, weight, bias_ih, bias_hh, source, state, cell, h, c,
     rows, steps, size, pitch, wide, one,
     LSTM: tl.constexpr, KEEP: tl.constexpr, IH: tl.constexpr, HH: tl.constexpr,
     RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     FLOAT: tl.constexpr = h.dtype.element_ty
     i, j, valid = _place(rows, ROWS, COLUMNS)
@@ -402,11 +441,16 @@ def _forward(
     w1 = weight + each * LSTM  # the weights that belong to columns 1 to 3 of gates
     w2 = w1 + each
     w3 = w2 + each
+    SPLIT: tl.constexpr = RESIDENT and COLUMNS < DEPTH  # units over programs
     if RESIDENT:
         mask = valid & (j < size)
-        unit, of = tl.arange(0, COLUMNS)[None, :], tl.arange(0, COLUMNS)[:, None]
+        deep = tl.arange(0, DEPTH)
+        unit, of = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :], deep[:, None]
         if ROWS == 1:  # a stride of 1 that the compiler does not see, or it would have threads share a sum
             of = of * one
+        elif SPLIT:
+            deep = tl.arange(0, PARTS)[:, None] * (DEPTH // PARTS) + tl.arange(0, DEPTH // PARTS)[None, :]
+            unit, of, deep = unit[None, :, :], deep[:, :, None], deep[:, None, :]
         m1 = _tile(w1, unit, of, pitch, size, pitch)
         m2 = _tile(w2, unit, of, pitch, size, pitch)
         m3 = _tile(w3, unit, of, pitch, size, pitch)
@@ -418,18 +462,23 @@ def _forward(
         AHEAD: tl.constexpr = ROWS == 1 or COLUMNS < 128
         if AHEAD:
             n0, n1, n2, n3 = _gates(
-                gates, bias_ih, bias_hh, i * steps, j, mask, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
+                gates, bias_ih, bias_hh, i * steps + begin, j, mask, size, wide, FLOAT, LSTM, True, LSTM, IH, HH
             )
-    for t in tl.range(0, steps, num_stages=1):
+    for t in tl.range(begin, end, num_stages=1):
         at = i * steps + t
         row = tl.load(source + at, valid, other=-1)
         begins = row >= 0
         if RESIDENT:
             first = row * size + j
             fresh = mask & begins
-            out = tl.where(begins, tl.load(state + first, fresh, other=0.0), out)
-            last = tl.where(begins, tl.load(cell + first, fresh, other=0.0), last) if LSTM else out
-            left = out.to(weight.dtype.element_ty)
+            if SPLIT:  # past this multiprocessor's own cache, which may hold what was there before
+                before = tl.where(begins, state + row * size, h + (at - 1) * size)
+                left = tl.load(before + deep, valid & (deep < size), other=0.0, cache_modifier=".cg")
+                last = tl.load(tl.where(begins, cell + row * size, c + (at - 1) * size) + j, mask, other=0.0)
+            else:
+                left = tl.where(begins, tl.load(state + first, fresh, other=0.0), out)
+                last = tl.where(begins, tl.load(cell + first, fresh, other=0.0), last) if LSTM else left
+            left = left.to(weight.dtype.element_ty)
             if AHEAD:
                 g0 = n0
                 g1 = n1
@@ -449,6 +498,8 @@ def _forward(
             g2 = _product(left, m2, g2, PRECISION)
             g3 = _product(left, m3, g3, PRECISION)
             out, last = _finish(gates, h, c, at, j, mask, size, wide, last, g0, g1, g2, g3, LSTM, KEEP)
+            if SPLIT and t + 1 < end:
+                _meet(counters + 32 * tl.program_id(0), (t + 1 - begin) * tl.num_programs(1))
         else:
             before = tl.where(begins, state + row * size, h + (at - 1) * size)
             before_last = tl.where(begins, cell + row * size, c + (at - 1) * size)
@@ -512,24 +563,29 @@ def _gradients(
     return d0, d1, d2, d3, past, from_c
 
 
-@triton.jit(do_not_specialize=["rows", "steps", "one"])
+@triton.jit(do_not_specialize=["rows", "steps", "begin", "end", "one"])
 def _backward(
-    gates, weight, bias_ih, bias_hh, source, cell, c, of_h, of_c, carry_h, carry_c, starts_h, starts_c,
-    h0, h1, h2, c0, c1, c2, rows, steps, size, pitch, one,
+    counters, begin, end, gates, weight, bias_ih, bias_hh, source, cell, c, of_h, of_c, carry_h, carry_c,
+    starts_h, starts_c, h0, h1, h2, c0, c1, c2, rows, steps, size, pitch, one,
     LSTM: tl.constexpr, AGAIN: tl.constexpr, STARTS: tl.constexpr, OF_H: tl.constexpr, OF_C: tl.constexpr,
     IH: tl.constexpr, HH: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     FLOAT: tl.constexpr = c.dtype.element_ty
     KIND: tl.constexpr = weight.dtype.element_ty
+    SPLIT: tl.constexpr = RESIDENT and COLUMNS < DEPTH
     i, j, valid = _place(rows, ROWS, COLUMNS)
     if RESIDENT:
         mask = valid & (j < size)
         each = size * pitch
         w1 = weight + each * LSTM
-        unit, of = tl.arange(0, COLUMNS)[:, None], tl.arange(0, COLUMNS)[None, :]
+        deep = tl.arange(0, DEPTH)
+        unit, of = deep[:, None], (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
         if ROWS == 1:
             of = of * one
+        elif SPLIT:
+            deep = tl.arange(0, PARTS)[:, None] * (DEPTH // PARTS) + tl.arange(0, DEPTH // PARTS)[None, :]
+            unit, of, deep = deep[:, :, None], of[None, :, :], deep[:, None, :]
         m1 = _tile(w1, unit, of, pitch, size, pitch)
         m2 = _tile(w1 + each, unit, of, pitch, size, pitch)
         m3 = _tile(w1 + 2 * each, unit, of, pitch, size, pitch)
@@ -537,15 +593,47 @@ def _backward(
             m0 = _tile(weight, unit, of, pitch, size, pitch)
         from_h = tl.full(mask.shape, 0.0, FLOAT)
         from_c = from_h
-    for back in tl.range(0, steps, num_stages=1):
+    # where units are split, a turn takes the products of a step, whose gates all have stored, then the step before
+    for back in tl.range(begin, end, num_stages=1):
         t = steps - 1 - back
         at = i * steps + t
-        row = tl.load(source + at, valid, other=-1)
+        here = valid & (at >= i * steps) if SPLIT else valid
+        row = tl.load(source + at, here, other=-1)
         begins = row >= 0
         step_h = of_h + i * h0 + t * h1
         step_c = of_c + i * c0 + t * c1
         start = at * size
-        if RESIDENT:
+        if SPLIT:
+            carried = i * size + j
+            later = valid & (back > 0)
+            past = tl.load(carry_h + carried, mask & later, other=0.0)
+            from_c = tl.load(carry_c + carried, mask & later, other=0.0) if LSTM else past
+            part = gates + (at + 1) * 4 * size + deep
+            every = later & (deep < size)
+            sums = tl.full((PARTS, ROWS, COLUMNS), 0.0, FLOAT) if ROWS > 1 else past
+            if LSTM:
+                sums = _product(tl.load(part, every, other=0.0, cache_modifier=".cg"), m0, sums, PRECISION)
+                part += size
+            sums = _product(tl.load(part, every, other=0.0, cache_modifier=".cg"), m1, sums, PRECISION)
+            sums = _product(tl.load(part + size, every, other=0.0, cache_modifier=".cg"), m2, sums, PRECISION)
+            part += (2 if LSTM else 3) * size
+            sums = _product(tl.load(part, every, other=0.0, cache_modifier=".cg"), m3, sums, PRECISION)
+            past = past + tl.reduce(sums, 0, _plus) if ROWS > 1 else sums
+            began = tl.load(source + at + 1, later, other=-1) >= 0
+            if STARTS:
+                tl.store(starts_h + start + size + j, past, mask & began)
+                if LSTM:
+                    tl.store(starts_c + start + size + j, from_c, mask & began)
+            d0, d1, d2, d3, past, from_c = _gradients(
+                gates, bias_ih, bias_hh, cell, c, step_h + j * h2, step_c + j * c2, at, row, j, mask & here, size,
+                tl.where(began, 0.0, past), tl.where(began, 0.0, from_c), FLOAT, LSTM, AGAIN, OF_H, OF_C, IH, HH,
+            )  # fmt: skip
+            tl.store(carry_h + carried, past, mask)
+            if LSTM:
+                tl.store(carry_c + carried, from_c, mask)
+            if back + 1 < end:
+                _meet(counters + 32 * tl.program_id(0), (back + 1 - begin) * tl.num_programs(1))
+        elif RESIDENT:
             d0, d1, d2, d3, past, from_c = _gradients(
                 gates, bias_ih, bias_hh, cell, c, step_h + j * h2, step_c + j * c2,
                 at, row, j, mask, size, from_h, from_c, FLOAT, LSTM, AGAIN, OF_H, OF_C, IH, HH,
