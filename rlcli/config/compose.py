@@ -12,7 +12,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,7 +73,6 @@ class CheckedCommand:
     contents: Mapping[str, Mapping[str, Any]]
     job: Job | None = None
     sweep: tuple[Checked, ...] = ()  # those included that a recipe asks for
-    recipes: Mapping[str, Any] = field(default_factory=dict)  # contents that the jobs of a sweep are composed with
     folder: str | None = None  # of a sweep, where one is chosen
     how: Any = None  # a sweep is run, `SweepConfig`
 
@@ -110,11 +109,9 @@ def plan(
     if bad:  # the rest can still be checked without the recipe
         checked = [item for item in checked if item.key != "recipe"]
         contents = {}
-    # the sweeps that recipes ask for are in `CheckedCommand.sweep`, and Hydra is handed those
-    handed = {name: _without_sweeper(data) for name, data in contents.items()} if multirun else contents
     losses = _losses(contents, [(item.key, "=", name) for item in checked for name in item.values])
-    stored = _store(schema, verb, handed, losses)
-    ready = CheckedCommand(verb, tuple(checked), contents, recipes=handed)
+    stored = _store(schema, verb, contents, losses)
+    ready = CheckedCommand(verb, tuple(checked), contents)
     if multirun:
         ready = replace(ready, sweep=_sweep(ready, recipes, problems))
     jobs = expand(ready.sweep) if multirun else [[item.text for item in checked]]
@@ -277,11 +274,6 @@ def _params(schema: type, name: str, contents: Mapping[str, Mapping[str, Any]]) 
     return asked
 
 
-def _without_sweeper(data: Mapping[str, Any]) -> dict[str, Any]:
-    hydra = {key: value for key, value in (data.get("hydra") or {}).items() if key != "sweeper"}
-    return {**{key: value for key, value in data.items() if key != "hydra"}, **({"hydra": hydra} if hydra else {})}
-
-
 def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[dict[str, Any], list[Problem]]:
     """Contents of the chosen recipes and of those they build on, and what is wrong with them."""
     contents: dict[str, Any] = {}
@@ -317,7 +309,9 @@ def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection
         store.store(name=f"{verb}_schema", node=of_all_choices(schema), provider="rlcli")
     store.store(group="recipe", name="null", node={}, provider="rlcli")  # there is such a group, even without recipes
     for name, data in contents.items():
-        store.store(group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe")
+        hydra = {key: x for key, x in (data.get("hydra") or {}).items() if key != "sweeper"}  # `_sweep` reads that
+        node = {**data, "hydra": hydra, "recipe": name}
+        store.store(group="recipe", name=name, node=node, package="_global_", provider="recipe")
     conf, kinds = shipped("conf"), registry.KIND_OF
     bare = {
         group: [name for name in (*ours, *(registry.users_names(kinds[group]) if group in kinds else ()))
