@@ -18,14 +18,13 @@ from typing import Any
 
 from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.policy import cores_to_spare
-from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
+from rlcli.build.trained_run import TrainingRun, check_imports
 from rlcli.config import registry
 from rlcli.config.choices.learn import ClipPPOOptions
 from rlcli.config.option import as_choice
-from rlcli.config.problem import raise_all
 from rlcli.config.resolved import from_dict, settings, to_dict
 from rlcli.config.schemas import CollectConfig, Config
-from rlcli.config.validate import as_resumed, validate
+from rlcli.config.validate import as_resumed
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.processes.process import cores
@@ -49,7 +48,6 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     if isinstance(cfg, Config):
         with resumed_run(run) as stop:
             return TrainingRun(_go_on(run, cfg, overrides, stop, force).path)
-    raise_all(validate(with_kept_policy(cfg, run), set(map(key_of, overrides))))
     with resumed_run(run) as stop:
         return _go_on(run, cfg, overrides, stop, force)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.choices.collect import GymOptions, MultiSyncOptions, WorkersOptions
+from rlcli.config.choices.collect import CheckpointOptions, GymOptions, MultiSyncOptions, WorkersOptions
 from rlcli.config.choices.learn import TensorOptions
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
 from rlcli.config.option import as_choice, groups, held, value_at
@@ -98,13 +98,13 @@ def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], whe
     """Return the configuration of a run that goes on, from what its folder keeps and the overrides of this command."""
     problems: list[Problem] = []
     cfg = from_dict(verb, data, overrides, where, problems)
-    # what the run began with, weights and rows, is its own by now: where that came from may be gone
+    # what the run began with, weights, policy and rows, is its own by now: where that came from may be gone
     begun = replace(cfg, policy=replace(cfg.policy, init_from=None, init_strict=True))
     if isinstance(begun, Config) and is_off_policy(begun):
         begun = replace(begun, storage=replace(begun.storage, init_from=None))
-    kept = not isinstance(begun, Config)  # the folder of a collection has the policy that it took from another run
-    found = [each for each in validate(begun, set(map(key_of, overrides))) if not (kept and each.only_here)]
-    raise_all([*problems, *found])
+    if isinstance(begun.policy, CheckpointOptions):
+        begun = replace(begun, policy=replace(begun.policy, path=os.path.dirname(where)))
+    raise_all([*problems, *validate(begun, set(map(key_of, overrides)))])
     return cfg
 
 
