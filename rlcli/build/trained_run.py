@@ -133,10 +133,7 @@ def evaluate(
     say: Callable[[str], None] = lambda line: None,
     show: Callable[[Evaluation], None] = lambda found: None,
 ) -> Evaluation:
-    """See `rlcli.evaluate`; `say` is given a line when all is ready and every ten seconds, `show` what came of it.
-
-    The result is shown before the film is made, and says why there is none where that fails.
-    """
+    """See `rlcli.evaluate`; `say` is given lines on the way, `show` what came of it, before the film is made."""
     from rlcli.learning.evaluation import EVALUATION_SEED, longest_episode, progress_lines
     from rlcli.learning.evaluation import evaluate as play
 

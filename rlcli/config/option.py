@@ -50,25 +50,19 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Meaning and range of one field; `help` is one line, as `--help` prints it.
+    """Meaning and range of one field; bounds of a list hold for every entry."""
 
-    `ge`, `gt`, `le`, `lt`: bounds; for a list they hold for every entry.
-    `choices`: the only strings allowed; empty means any. `words`: strings allowed beside a number, such as `auto`.
-    `read_by`: another group, or `verb` -> its choices, with which alone it is read; of a group of options, said of
-    each. `parts`: choice -> its options and what it builds, of a group that has them. `typed`: no file says it, and
-    it is no part of what a run is: `resume` takes it anew.
-    """
-
-    help: str
+    help: str  # one line, as `--help` prints it
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
-    choices: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # the only strings allowed; empty means any
+    words: tuple[str, ...] = ()  # strings allowed beside a number, such as `auto`
+    # another group, or `verb` -> its choices, with which alone it is read; of a group of options, said of each
     read_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    parts: Mapping[str, Part] = dataclasses.field(default_factory=dict)
-    typed: bool = False
+    parts: Mapping[str, Part] = dataclasses.field(default_factory=dict)  # of a group: choice -> what is known of it
+    typed: bool = False  # no file says it, and it is no part of what a run is: `resume` takes it anew
 
     def allowed(self) -> str:
         """Return the allowed values in words, or an empty string when there is no limit."""

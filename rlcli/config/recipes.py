@@ -39,12 +39,8 @@ def shipped(folder: str) -> Path:
 
 @functools.cache
 def choice_file(group: str, choice: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what a choice of ours sets, nested from the root, and the choices that it makes in other groups.
-
-    A file says so of what differs from the schema, read by YAML's own rules, `1.0e-8` and not `1e-8`: pages of help
-    show it, and load nothing heavy.
-    """
-    import yaml
+    """Return what a choice of ours sets, nested from the root, and the choices that it makes in other groups."""
+    import yaml  # by its own rules, `1.0e-8` and not `1e-8`: pages of help show it, and load nothing heavy
 
     path = shipped("conf") / group / f"{choice}.yaml"
     if not path.exists():

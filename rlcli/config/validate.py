@@ -38,12 +38,10 @@ _FROM_WEIGHTS = (
 
 
 def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collection[str] = ()) -> list[Problem]:
-    """Return all problems of a typed configuration: values out of range, then options that do not fit together.
+    """Return all problems of a configuration: values out of range, what does not fit together, what nothing reads.
 
-    `typed`: keys that the command line set: those of other choices are refused, and those that nothing reads. By
-    default those whose value is not their default.
-    `undecided`: keys that were given what cannot be used, `"storage.kind"`, and hold their defaults in `cfg`: nothing
-    is said that follows from those, or from values out of range. `"recipe"` stands for every key.
+    `typed`: keys of the command line, by default those changed. `undecided`: keys that could not be used, `"recipe"`
+    for all, and hold their defaults: nothing is said that follows from them.
     """
     schema = type(cfg)
     outside = {}
