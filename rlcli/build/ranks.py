@@ -11,7 +11,7 @@ import numpy as np
 from rlcli.config.choices.learn import RankConfig
 from rlcli.config.option import held, value_at
 from rlcli.config.schemas import CollectConfig, Config
-from rlcli.config.validate_ranks import SHARED
+from rlcli.config.validate_learning import SHARED
 from rlcli.processes.process import cores
 
 if TYPE_CHECKING:

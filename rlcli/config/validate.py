@@ -26,8 +26,7 @@ from rlcli.config.problem import Problem, did_you_mean, raise_all, spell, unknow
 from rlcli.config.registry import choices
 from rlcli.config.resolved import from_dict, of_another_choice
 from rlcli.config.schemas import CollectConfig, Config, idle, in_words, is_off_policy
-from rlcli.config.validate_learning import check_learning, check_recurrence
-from rlcli.config.validate_ranks import check_ranks
+from rlcli.config.validate_learning import check_learning, check_ranks, check_recurrence
 from rlcli.config.words import key_of
 
 _OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a module of this name
