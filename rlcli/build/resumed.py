@@ -11,7 +11,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rlcli.build.policy import cores_to_spare
 from rlcli.build.trained_run import TrainingRun, check_imports
 from rlcli.config import registry
 from rlcli.config.choices.learn import ClipPPOOptions
-from rlcli.config.option import as_choice
+from rlcli.config.option import as_choice, changed
 from rlcli.config.resolved import from_dict, settings, to_dict
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.validate import as_resumed
@@ -57,7 +57,7 @@ def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
     if cfg.run.dir is None or not os.path.isdir(cfg.run.dir) or not os.path.samefile(cfg.run.dir, run.path):
         return cfg
     was = from_dict(str(run.info["verb"]), run.config).run.dir
-    return replace(cfg, run=replace(cfg.run, dir=was))
+    return changed(cfg, "run", dir=was)
 
 
 def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:

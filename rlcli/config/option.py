@@ -210,6 +210,12 @@ def as_choice(choice: type[T], options: Any, **changes: Any) -> T:
     return choice(**{name: getattr(options, name) for name in names} | changes)
 
 
+def changed(cfg: T, group: str, **options: Any) -> T:
+    """Return a configuration with other options in a group."""
+    part = dataclasses.replace(getattr(cfg, group), **options)
+    return dataclasses.replace(cast(Any, cfg), **{group: part})
+
+
 def held(cfg: Any) -> dict[str, Leaf]:
     """Return the keys of the choices that a configuration makes."""
     own = {group: leaves(type(getattr(cfg, group))) for group in groups(type(cfg))}

@@ -213,11 +213,6 @@ def _check_body(schema: type, node: dict[str, Any], prefix: str, where: str) -> 
             else:
                 yield Problem(f"{key} holds keys, not {value!r}", where=where)
         elif find(schema, key) is None:
-            verbs = verbs_with(key)
-            yield (
-                Problem(f"this recipe is for rlcli {' or '.join(verbs)}: it sets {key.split('.')[0]}", where=where)
-                if verbs
-                else unknown_key(schema, key, value, where)
-            )
+            yield unknown_key(schema, key, value, where)
         elif not (isinstance(value, str) and "${" in value):
             yield from check_type(schema, key, value, where)

@@ -11,7 +11,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from difflib import SequenceMatcher
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +20,7 @@ from rlcli.config.choices import CHOICES
 from rlcli.config.choices.collect import CheckpointOptions, GymOptions, MultiSyncOptions, WorkersOptions
 from rlcli.config.choices.learn import TensorOptions
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
-from rlcli.config.option import as_choice, groups, held, value_at
+from rlcli.config.option import as_choice, changed, groups, held, value_at
 from rlcli.config.problem import Problem, did_you_mean, raise_all, spell, unknown
 from rlcli.config.registry import choices
 from rlcli.config.resolved import from_dict, of_another_choice
@@ -96,11 +95,11 @@ def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], whe
     problems: list[Problem] = []
     cfg = from_dict(verb, data, overrides, where, problems)
     # what the run began with, weights, policy and rows, is its own by now: where that came from may be gone
-    begun = replace(cfg, policy=replace(cfg.policy, init_from=None, init_strict=True))
+    begun = changed(cfg, "policy", init_from=None, init_strict=True)
     if isinstance(begun, Config) and is_off_policy(begun):
-        begun = replace(begun, storage=replace(begun.storage, init_from=None))
+        begun = changed(begun, "storage", init_from=None)
     if isinstance(begun.policy, CheckpointOptions):
-        begun = replace(begun, policy=replace(begun.policy, path=os.path.dirname(where)))
+        begun = changed(begun, "policy", path=os.path.dirname(where))
     raise_all([*problems, *validate(begun, set(map(key_of, overrides)))])
     return cfg
 
