@@ -19,6 +19,7 @@ from rlcli.errors import ConfigError
 
 _KEY = "rlcli"
 REGISTERED = "a registered one"  # stands for every part of a group that a user's package has registered
+GIVEN = "..."  # stands for every value but null
 
 
 class NoOption(ConfigError, AttributeError):
@@ -59,8 +60,8 @@ class Option:
     lt: float | None = None
     choices: tuple[str, ...] = ()  # the only strings allowed; empty means any
     words: tuple[str, ...] = ()  # strings allowed beside a number, such as `auto`
-    # another group, or `verb` -> its choices, with which alone it is read; of a group of options, said of each
-    read_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    # another group, key, or `verb` -> what is to be chosen there, else it is not read; of a group: of all its options
+    read_by: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, Part] = dataclasses.field(default_factory=dict)  # of a group: choice -> what is known of it
     typed: bool = False  # no file says it, and it is no part of what a run is: `resume` takes it anew
 

@@ -25,6 +25,7 @@ from rlcli.config.problem import Problem, did_you_mean, raise_all, spell, unknow
 from rlcli.config.registry import choices
 from rlcli.config.resolved import from_dict, of_another_choice
 from rlcli.config.schemas import CollectConfig, Config, idle, in_words, is_off_policy
+from rlcli.config.schemas import typed as spelled
 from rlcli.config.validate_learning import check_learning, check_ranks, check_recurrence
 from rlcli.config.words import key_of
 
@@ -76,17 +77,17 @@ def _without_meaning(cfg: Any, typed: Collection[str] | None, undecided: Collect
         if f"{key.partition('.')[0]}.kind" not in undecided:
             yield from of_another_choice(cfg, key)
     for key, (by, choice) in idle(cfg).items():
-        if key not in table or f"{by}.kind" in undecided:
+        if key not in table or by in undecided or f"{by}.kind" in undecided:
             continue
         group, value, whole = key.removesuffix(".kind"), value_at(cfg, key), key.rpartition(".")[0]
-        changed = value != table[key].default
+        differs = value != table[key].default
         if (
-            changed if typed is None else key in typed or (group != key and group in typed)
+            differs if typed is None else group in typed or any(f"{x}.".startswith(f"{key}.") for x in typed)
             # a sweep may go over mappings: run={keep:2},{keep:3}
-            or (changed and "." in whole and whole in typed)
+            or (differs and "." in whole and whole in typed)
         ):  # fmt: skip
             name = key if group == key else f"{group}={value}"
-            instead = "" if by == "verb" else f"use {by}={' | '.join(table[key].option.read_by[by])}, or "
+            instead = "" if by == "verb" else f"use {spelled(by, table[key].option.read_by[by])}, or "
             yield Problem(f"{name} has no meaning {in_words(by, choice)}", f"{instead}leave it out")
 
 
@@ -116,8 +117,6 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
     if max(cfg.total_frames, 1_000_000) < c.frames_per_batch:
         what = f"collector.frames_per_batch={c.frames_per_batch:,} is more than total_frames={cfg.total_frames:,}"
         yield Problem(what, f"use {cfg.total_frames} at most: the run is one batch then")
-    if c.deliver_leftovers and not c.trajs_per_batch:
-        yield Problem("collector.deliver_leftovers needs collector.trajs_per_batch", "give both, or neither")
     if c.split_trajs and c.trajs_per_batch:
         yield Problem("collector.split_trajs and collector.trajs_per_batch both cut trajectories", "give one of them")
     if c.trajs_per_batch and not c.track_traj_ids:
@@ -161,8 +160,6 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
         yield Problem(what, "use collector=sync, with env.workers for slow envs")
     if isinstance(c, MultiSyncOptions) and c.preemptive_threshold is not None:
         yield from _check_preemption(cfg)
-    if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
-        yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
     if not isinstance(cfg, Config) and not (c.kind == "multi_sync" or getattr(c, "sync", False)):
         yield Problem(f"rlcli collect takes the steps of a batch again when it is resumed, and with collector={c.kind} "
                       "workers would have begun others",
@@ -176,8 +173,6 @@ def check_elsewhere(cfg: Any) -> Iterator[Problem]:
     if cfg.weights.swap == "step":
         what = f"weights.swap=step cannot reach the workers of collector={c.kind} within a batch"
         yield Problem(what, "leave it out, or use collector=multi_async")
-    if c.sync and cfg.weights.max_lag is not None:
-        yield Problem("weights.max_lag has no meaning with collector.sync=true: no batch is behind", "leave it out")
     if c.kind == "ray":
         yield from lacking("ray", "collector=ray")
         for name, amount in c.resources.items():
@@ -193,9 +188,6 @@ def check_elsewhere(cfg: Any) -> Iterator[Problem]:
     if c.launcher == "torchrun" and "WORLD_SIZE" not in os.environ:
         what = "collector.launcher=torchrun needs the ranks that torchrun starts"
         yield Problem(what, "write torchrun --nproc-per-node 3 -m rlcli train ...", only_here=True)
-    if c.slurm and c.launcher != "submitit":
-        what = f"collector.slurm has no meaning with collector.launcher={c.launcher}"
-        yield Problem(what, "use collector.launcher=submitit, or leave it out")
     if c.launcher == "submitit":
         yield from (missing := lacking("slurm", "collector.launcher=submitit"))
         if not missing and c.slurm.get("cluster", "slurm") == "slurm" and shutil.which("sbatch") is None:
@@ -335,9 +327,7 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
         yield Problem("policy=checkpoint needs policy.path", f"{given} (rlcli ls runs lists them)", only_here=True)
     elif policy.kind == "checkpoint" and not collects:
         yield Problem("policy=checkpoint acts, and does not learn", _FROM_WEIGHTS.format(spell(policy.path)))
-    if policy.init_from is None and not policy.init_strict:
-        yield Problem("policy.init_strict has no meaning without policy.init_from", "leave it out")
-    elif policy.init_from is not None and not _is_folder(policy.init_from):
+    if policy.init_from is not None and not _is_folder(policy.init_from):
         yield Problem(f"policy.init_from={policy.init_from} is no run", "rlcli ls runs lists runs", only_here=True)
     if policy.kind == "checkpoint" and policy.path and not _is_folder(policy.path):
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)

@@ -27,13 +27,6 @@ def check_learning(cfg: Any) -> Iterator[Problem]:
         yield Problem(what, "leave it out, or use loss=dqn | sac")
     elif path is not None and not os.path.isdir(path):
         yield Problem(f"storage.init_from={path} is no folder", "rlcli ls runs lists runs", only_here=True)
-    if (
-        isinstance(cfg.memory, collect.ExactOptions)
-        and cfg.memory.frame_stack != "auto"
-        and (cfg.env.frame_stack or 1) < 2
-    ):
-        what = "memory.frame_stack has no meaning with env.frame_stack=null: there are no stacks"
-        yield Problem(what, "leave it out")
 
 
 def _off_policy(cfg: Config) -> Iterator[Problem]:
@@ -77,17 +70,9 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
     v, rows, batch = cfg.value, cfg.collector.frames_per_batch, cfg.sampler.batch_size
     if v.backend == "triton" and _without_gpu(cfg):
         yield Problem("value.backend=triton runs on a GPU", "use value.backend=auto, or device=cuda")
-    if isinstance(cfg.loss, learn.ReinforceOptions) and not cfg.loss.baseline:
-        if v.kind != "td1":
-            what = f"loss.baseline=false learns from whole returns, and value={v.kind} gives others"
-            yield Problem(what, "use value=td1")
-        acting = {"shifted": v.shifted, "normaliser": v.normaliser != "none", "two_calls": v.two_calls,
-                  "num_chunks": v.num_chunks, "value_chunk_size": v.value_chunk_size,
-                  "compute_dtype": v.compute_dtype != "float32"}  # fmt: skip
-        for name in (name for name, given in acting.items() if given):
-            yield Problem(f"value.{name} acts on a value net, and loss.baseline=false has none", "leave it out")
-        if isinstance(cfg.policy, collect.NetworkOptions) and cfg.policy.shared:
-            yield Problem("policy.shared has no meaning with loss.baseline=false", "leave it out")
+    if isinstance(cfg.loss, learn.ReinforceOptions) and not cfg.loss.baseline and v.kind != "td1":
+        what = f"loss.baseline=false learns from whole returns, and value={v.kind} gives others"
+        yield Problem(what, "use value=td1")
     if batch > rows and draws(cfg) == "batch" and not cfg.collector.trajs_per_batch:
         what = f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds"
         yield Problem(what, f"use sampler.batch_size <= {rows}")
