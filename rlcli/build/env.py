@@ -16,6 +16,8 @@ from rlcli import transforms
 from rlcli.build.ranks import first_lane
 from rlcli.config import registry
 from rlcli.config.choices.collect import AtariConfig, AtariOptions, EnvOptions, GymOptions
+from rlcli.config.guard import check_env_ids
+from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.envs.base import EnvBase
@@ -179,7 +181,8 @@ def numbered(value: Any, index: int) -> Any:
 
 
 def configured(cfg: EnvOptions, index: int = 0) -> GymRecipe:
-    """Return a run's gymnasium env of this number."""
+    """Return a run's gymnasium env of this number; a `ConfigError` where an id names a module."""
+    raise_all(check_env_ids(cfg))
     wrappers: list[Wrapper] = []
     settings = numbered(cfg.kwargs, index) if cfg.kwargs else {}
     limit = cfg.max_episode_steps
@@ -218,6 +221,7 @@ def make_single(cfg: EnvOptions) -> GymEnv:
 
 def wants_native(cfg: EnvOptions, lanes: int) -> bool:
     """Return True if an engine is asked for, or preferred by `auto`: faster here, with exact resumes."""
+    raise_all(check_env_ids(cfg))
     if cfg.kind == "envpool" or cfg.mode == "native":
         return True
     plain = cfg.kind == "gym" and not cfg.wrappers and not cfg.kwargs
