@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections import UserDict
 from functools import partial
@@ -16,7 +15,7 @@ from rlcli.build.policy import actor_and_critic, network_options, optimizer_opti
 from rlcli.build.ranks import own_seed
 from rlcli.config import registry
 from rlcli.config.choices import collect, learn
-from rlcli.config.option import as_choice
+from rlcli.config.option import as_choice, changed
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
 from rlcli.data.next_obs.modes import KEEPS, NONE
 from rlcli.envs import EnvBase
@@ -57,7 +56,7 @@ def algorithm_of(cfg: Config) -> Algorithm:
     """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`."""
     if cfg.loss.kwargs:
         asked: Any = Asked(cfg.loss.kwargs)
-        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=asked))
+        cfg = changed(cfg, "loss", kwargs=asked)
     o, p, v, places = cfg.optim, cfg.policy, cfg.value, devices(cfg)
     s = as_choice(learn.PrioritizedSliceOptions, cfg.sampler)
     beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames

@@ -21,7 +21,6 @@ from rlcli.config import registry
 from rlcli.config.choices import learn
 from rlcli.config.schemas import Config, by_priority, draws
 from rlcli.data.next_obs.modes import CODED, KEEPS, counts_of, of_buffer
-from rlcli.errors import ResourceError
 from rlcli.keys import Key
 from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.data.samplers import Sampler
     from rlcli.data.storages import Storage
-
-
-OF_RUN = "run"  # beside rows under `storage.scratch_dir`: whose they are
 
 
 def build_buffer(
@@ -73,24 +69,13 @@ def build_buffer(
 
 
 def clear_rows(folder: Path) -> None:
-    """Remove, whole or not at all, the rows of a resumed run's earlier session: its checkpoint holds what counts."""
+    """Remove the rows of a resumed run's earlier session, what names them first: its checkpoint holds what counts."""
     from rlcli.data.files.disk import Disk
+    from rlcli.data.files.journal import JOURNAL, need_free
 
-    disk, rows_folder = Disk(), folder.resolve()  # the folder may be a link to another disk
-    old = rows_folder.with_name(f".old_{rows_folder.name}")
-    if old.exists() or old.is_symlink():  # of a crash while it was taken away
-        disk.remove(old)
-    if not rows_folder.is_dir():
-        return
-    ours = [path for pattern in (*ROWS, OF_RUN) for path in rows_folder.glob(pattern)]
-    if others := sorted(set(rows_folder.iterdir()).difference(ours)):
-        raise ResourceError(
-            "the folder of the buffer holds other files", where=str(folder),
-            why=", ".join(path.name for path in others[:5]), fix="Move them away: a resumed run writes its rows anew.",
-        )  # fmt: skip
-    disk.rename(rows_folder, old)
-    disk.make_folder(rows_folder)
-    disk.remove(old)
+    need_free(folder / JOURNAL)  # a copy of the run may be writing
+    for path in (path for pattern in ROWS for path in folder.glob(pattern)):
+        Disk().remove(path)
 
 
 def build_storage(cfg: Config, run: Run, rows: RowSchema) -> Storage:
@@ -108,42 +93,15 @@ def build_storage(cfg: Config, run: Run, rows: RowSchema) -> Storage:
             options["device"] = storage_of(cfg, s, rows, 0).device
     if isinstance(s, learn.MemmapOptions):
         own = f"{BUFFER}_{rank}" if (rank := rank_of(cfg)) else BUFFER
-        folder = run.path / own if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
+        folder = run.path / own
+        if s.scratch_dir is not None:  # where runs of one name, in several folders, lie side by side
+            folder = Path(s.scratch_dir) / f"{run.path.name}_{run.info['id'][:8]}"
         if run.checkpoints:  # it is resumed; a new run is refused by the storage where rows are
-            if s.scratch_dir is not None:
-                _need_own(folder, run)
             clear_rows(folder)
         if s.scratch_dir is None and not folder.exists():  # else it is not the run's own
             note_new(run, *(f"{own}/{name}" for name in ROWS), own)
         options["scratch_dir"] = folder
-    storage = registry.build("storage", s.kind, Storage, **options)
-    if isinstance(s, learn.MemmapOptions) and s.scratch_dir is not None:
-        from rlcli.data.files.disk import Disk
-
-        Disk().make_folder(folder)
-        Disk().write_file(folder / OF_RUN, [_identity(run).encode()])
-    return storage
-
-
-def _need_own(folder: Path, run: Run) -> None:
-    """Raise ResourceError where a folder is another run's, or is written now: by a copy of this run."""
-    from rlcli.data.files.journal import JOURNAL, need_free
-
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    owner = folder / OF_RUN
-    if not owner.is_file() or owner.read_text(errors="replace") != _identity(run):
-        raise ResourceError(
-            "the folder of the buffer holds rows of another run",
-            where=str(folder),
-            why="rows lie under storage.scratch_dir by the name of the run's folder",
-            fix="Move them away, or give this run's folder the name that it had.",
-        )
-    need_free(folder / JOURNAL)
-
-
-def _identity(run: Run) -> str:
-    return str(run.info.get("id"))
+    return registry.build("storage", s.kind, Storage, **options)
 
 
 def load_buffer_compiler(cfg: Config) -> None:

@@ -6,12 +6,12 @@ the run. What was chosen is written into the run's configuration, so that a resu
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
+from rlcli.config.option import changed
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.validate import validate
 from rlcli.processes.channel import Closed, packed, unpacked
@@ -30,13 +30,15 @@ def chosen(cfg: C) -> tuple[C, list[str]]:
     if not work:
         return cfg, []
     device, why = _faster(cfg, work)
-    return _on(cfg, torch.device(device).type), [f"device=auto -> {device}: {why}"]
+    return changed(cfg, "device", kind=torch.device(device).type), [f"device=auto -> {device}: {why}"]
 
 
 def _faster(cfg: CollectConfig, work: str) -> tuple[str, str]:
-    if against := [problem for problem in validate(_on(cfg, "cuda")) if problem not in {*validate(cfg)}]:
+    if against := [
+        problem for problem in validate(changed(cfg, "device", kind="cuda")) if problem not in {*validate(cfg)}
+    ]:
         return "cpu", against[0].what
-    found = tried([_on(cfg, kind) for kind in ("cpu", "cuda")])
+    found = tried([changed(cfg, "device", kind=kind) for kind in ("cpu", "cuda")])
     if isinstance(found, str):
         return "cpu", f"the GPU could not be tried: {found}"
     (least, taken), (more, other) = sorted((seconds, device) for device, seconds in found)
@@ -56,8 +58,3 @@ def tried(runs: Sequence[CollectConfig]) -> list[tuple[str, float]] | str:
         return f"the process that tried it {worker.how_it_ended()}"
     finally:
         end([worker], 0.0)
-
-
-def _on(cfg: C, kind: str) -> C:
-    there: Any = dataclasses.replace(cfg, device=dataclasses.replace(cfg.device, kind=kind))
-    return there

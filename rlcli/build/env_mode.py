@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from rlcli.build.collector import shares
 from rlcli.build.env import make_single, wants_native
 from rlcli.config.choices.collect import GymOptions, WorkersOptions
+from rlcli.config.option import changed
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
 from rlcli.processes.process import cores
@@ -60,8 +61,7 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
     """Return the configuration with what `auto` came to (else as it is), why in a line, and the env that was tried."""
     c, env = cfg.collector, cfg.env
     if isinstance(c, WorkersOptions) and c.num_workers == "auto":
-        counted: Any = dataclasses.replace(cfg, collector=dataclasses.replace(c, num_workers=len(shares(cfg))))
-        return counted, [], NONE
+        return changed(cfg, "collector", num_workers=len(shares(cfg))), [], NONE
     if c.kind != "sync" or not isinstance(env, GymOptions) or env.mode != "auto" or env.workers:
         return cfg, [], NONE
     if wants_native(env, env.num):
@@ -69,7 +69,7 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
     if env.kind == "gym" and auto_prefers_native(env.id, _ANY):
         return cfg, [], NONE  # a few envs of a kind that is only worth an engine when there are many
     if env.num == 1:
-        return _with(cfg, mode="serial"), ["env.mode=auto -> serial: there is only one env"], NONE
+        return changed(cfg, "env", mode="serial"), ["env.mode=auto -> serial: there is only one env"], NONE
     with random_streams.kept():
         random_streams.seed(cfg.seed)
         made = make_single(env)
@@ -80,10 +80,10 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
                 wall, cpu = made.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
             processes, line = chosen(env.num, wall, cpu)
             if processes == 1:
-                return _with(cfg, mode="serial"), [line], first
+                return changed(cfg, "env", mode="serial"), [line], first
             # this process steps a share, the first env among them
             more = {"workers": processes - 1, "caller_steps": "true"} if processes > cores() else {}
-            return _with(cfg, mode="parallel", **more), [line], first
+            return changed(cfg, "env", mode="parallel", **more), [line], first
         except BaseException:
             first.close()
             raise
@@ -116,11 +116,6 @@ def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:
     waits = f"; a step waits for {_said(wall - cpu)} of its {_said(wall)}" if best > cores() else ""
     said = f"{num} envs take {_said(least)} a step in {best} processes, {_said(alone)} in one{waits}"
     return best, f"env.mode=auto -> parallel: {said}"
-
-
-def _with(cfg: C, **changes: Any) -> C:
-    changed: Any = dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, **changes))
-    return changed
 
 
 def _said(seconds: float) -> str:

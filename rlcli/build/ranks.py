@@ -11,7 +11,7 @@ import numpy as np
 from rlcli.config.choices.learn import RankConfig
 from rlcli.config.option import held, value_at
 from rlcli.config.schemas import CollectConfig, Config
-from rlcli.config.validate_ranks import SHARED
+from rlcli.config.validate_learning import SHARED
 from rlcli.processes.process import cores
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ Cfg = TypeVar("Cfg", bound=CollectConfig)
 
 
 def share_of(cfg: Cfg, rank: int) -> Cfg:
-    """Return the share of one rank: of envs, of a batch, of a minibatch, of the buffer and of processes.
-
-    What is counted in frames of the run stays: `total_frames`, `init_random_frames`, `eps_frames`. One process has all.
-    """
+    """Return a rank's share of envs, batches, minibatches, buffer and processes; what is counted in frames stays."""
     if not isinstance(cfg, Config) or cfg.learner.world_size == 1:
         return cfg
     parts: dict[str, Any] = {"learner": {}}

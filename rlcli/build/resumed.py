@@ -11,21 +11,20 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.policy import cores_to_spare
-from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
+from rlcli.build.trained_run import TrainingRun, check_imports
 from rlcli.config import registry
 from rlcli.config.choices.learn import ClipPPOOptions
-from rlcli.config.option import as_choice
-from rlcli.config.problem import raise_all
+from rlcli.config.option import as_choice, changed
 from rlcli.config.resolved import from_dict, settings, to_dict
 from rlcli.config.schemas import CollectConfig, Config
-from rlcli.config.validate import as_resumed, validate
+from rlcli.config.validate import as_resumed
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.processes.process import cores
@@ -49,7 +48,6 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     if isinstance(cfg, Config):
         with resumed_run(run) as stop:
             return TrainingRun(_go_on(run, cfg, overrides, stop, force).path)
-    raise_all(validate(with_kept_policy(cfg, run), set(map(key_of, overrides))))
     with resumed_run(run) as stop:
         return _go_on(run, cfg, overrides, stop, force)
 
@@ -59,7 +57,7 @@ def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
     if cfg.run.dir is None or not os.path.isdir(cfg.run.dir) or not os.path.samefile(cfg.run.dir, run.path):
         return cfg
     was = from_dict(str(run.info["verb"]), run.config).run.dir
-    return replace(cfg, run=replace(cfg.run, dir=was))
+    return changed(cfg, "run", dir=was)
 
 
 def _go_on(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:

@@ -27,7 +27,7 @@ from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, DamagedDataError
-from rlcli.jobs.statistics import learned_by_transforms, restored_transforms
+from rlcli.jobs.statistics import adopt, learned_by_transforms
 from rlcli.modules import ActorCritic
 from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.checkpoint import Checkpoint, newest
@@ -117,7 +117,7 @@ def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCr
     """Return a run's policy with its saved weights, in eval mode; saved statistics go into `env`."""
     policy = build_policy(cfg, env)
     policy.load_state_dict(state["policy"])
-    restored_transforms(env, state)
+    adopt(env, learned_by_transforms(state))
     policy.eval()
     return policy
 
@@ -133,10 +133,7 @@ def evaluate(
     say: Callable[[str], None] = lambda line: None,
     show: Callable[[Evaluation], None] = lambda found: None,
 ) -> Evaluation:
-    """See `rlcli.evaluate`; `say` is given a line when all is ready and every ten seconds, `show` what came of it.
-
-    The result is shown before the film is made, and says why there is none where that fails.
-    """
+    """See `rlcli.evaluate`; `say` is given lines on the way, `show` what came of it, before the film is made."""
     from rlcli.learning.evaluation import EVALUATION_SEED, longest_episode, progress_lines
     from rlcli.learning.evaluation import evaluate as play
 
@@ -169,7 +166,7 @@ def evaluate(
             without_windows(),
             contextlib.closing(build_evaluation_env(dataclasses.replace(cfg, env=serial), 1)) as shown,
         ):
-            restored_transforms(shown, state)
+            adopt(shown, learned_by_transforms(state))
             record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic, longest=limit)
     except Exception as error:  # of the env, its renderer or the disk: what was found is not lost for it
         return dataclasses.replace(found, film_error=error)
@@ -207,14 +204,6 @@ def policy_to_look_at(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
     if isinstance(cfg.policy, CheckpointOptions):
         return _restored(cfg, env, _asked_for(cfg, cfg.policy.path))
     return build_policy(cfg, env)
-
-
-def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
-    """Return the configuration with the policy's path where the run itself keeps it: the training run may be gone."""
-    kept = checkpoint.FOLDERS.paths(run.path / KEPT)
-    if not isinstance(cfg.policy, CheckpointOptions) or not kept:
-        return cfg
-    return dataclasses.replace(cfg, policy=dataclasses.replace(cfg.policy, path=str(kept[-1])))
 
 
 def _restored(cfg: CollectConfig, env: EnvBase, found: Checkpoint) -> ActorCritic:

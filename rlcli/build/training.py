@@ -105,10 +105,7 @@ def learner_of(
     chosen: Sequence[str] = (),
     ranks: Ranks | None = None,
 ) -> Learner:
-    """Make all that a run learns with, or one of its `ranks`.
-
-    `resume_at`: frames of the state to load; `chosen`: lines on what was open.
-    """
+    """Make all that a run or one of its ranks learns with; `resume_at`: frames of the state to load."""
     whole, rank = cfg, 0 if ranks is None else ranks.rank
     cfg = share_of(cfg, rank)
     process = ProcessPeak()

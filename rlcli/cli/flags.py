@@ -75,11 +75,7 @@ def run_folder(text: str | None, verb: str) -> str:
 def read(
     verb: str, words: Sequence[str], usage: str, *names: str, rest: str = "", **settings: Mapping[str, Any]
 ) -> argparse.Namespace | None:
-    """Return the words of a verb; print its usage and return None where that was asked for.
-
-    `names`: flags without a value, `"--json"`; `"path"`, one word or none; `"words*"`, any number. `rest`: see `parse`.
-    `settings`: flags with a value, and what `add_argument` is to know of them.
-    """
+    """Return the words of a verb: `"--json"`, `"path"`, `"words*"`, flags with a value; None: its usage is printed."""
     flags = Flags(verb)
     for name in names:
         if name.startswith("-"):

@@ -41,8 +41,6 @@ buffer. A run's best checkpoint stays, and so do runs that are going, were stopp
 def inspect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if (args := read("inspect", words, INSPECT, "path", "--json", trajectory={"type": int})) is None:
         return 0
-    if args.path is None:
-        raise ConfigError("inspect needs a folder", fix="Write rlcli inspect RUN; rlcli ls runs lists them.")
     path = run_folder(args.path, "inspect")
     with loading():
         from rlcli.inspection.folder import inspect

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcli.cli.in_turn import InTurn, Start, run_one
 from rlcli.cli.ls_sweep import jobs_of, lines_of
-from rlcli.cli.side_by_side import SideBySide, number_of
+from rlcli.cli.side_by_side import InTurn, SideBySide, Start, number_of, run_one
 from rlcli.cli.slurm import check_slurm, submit
 from rlcli.config import registry
 from rlcli.config.compose import SWEEP_FOLDER, holds, job_of_sweep
@@ -33,7 +32,7 @@ def sweep(ready: Any, start: Start) -> None:
     """Run every job of a checked command, in a folder that notes them; raise the first error at the end."""
     _check(ready.how)
     folder = Path(ready.folder) if ready.folder else sweep_folder(ready.verb)
-    noted = note_sweep(folder, ready.verb, _jobs(ready, folder), ready.recipes)
+    noted = note_sweep(folder, ready.verb, _jobs(ready, folder), ready.contents)
     try:
         _run(noted, start, ready.how)
     except (KeyboardInterrupt, SystemExit):  # somebody may go on with it
@@ -69,10 +68,10 @@ def _jobs(ready: Any, folder: Path) -> list[tuple[list[str], str]]:
     ]
     names = ("run.dir", "hydra.sweep.subdir")
     if not any(item.key in names for item in ready.sweep) and not any(
-        holds(data, name) for data in ready.recipes.values() for name in names
+        holds(data, name) for data in ready.contents.values() for name in names
     ):
         return [(words, str(folder / str(number))) for number, words in enumerate(jobs)]
-    composed = (job_of_sweep(ready.verb, ready.recipes, words, number) for number, words in enumerate(jobs))
+    composed = (job_of_sweep(ready.verb, ready.contents, words, number) for number, words in enumerate(jobs))
     return [(words, str(cfg.run.dir)) for words, cfg in zip(jobs, composed, strict=True)]
 
 

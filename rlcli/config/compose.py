@@ -12,7 +12,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,7 +73,6 @@ class CheckedCommand:
     contents: Mapping[str, Mapping[str, Any]]
     job: Job | None = None
     sweep: tuple[Checked, ...] = ()  # those included that a recipe asks for
-    recipes: Mapping[str, Any] = field(default_factory=dict)  # contents that the jobs of a sweep are composed with
     folder: str | None = None  # of a sweep, where one is chosen
     how: Any = None  # a sweep is run, `SweepConfig`
 
@@ -96,11 +95,7 @@ def plan(
     look: bool = False,
     flags: Collection[str] = (),
 ) -> CheckedCommand:
-    """Check a whole command, composing every job of a sweep, before anything runs; the error lists every problem.
-
-    `multirun`: it may sweep. `look`: it is only looked at, so what this machine lacks does not matter. `flags`: of the
-    verb, for whoever mistypes one.
-    """
+    """Check a whole command, each job of a sweep composed; to `look` at it, what this machine lacks does not matter."""
     registry.recipe_dirs[:] = map(str, recipe_dirs)
     schema, recipes = VERBS[verb], find_recipes(registry.recipe_dirs)
     checked, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags)
@@ -110,11 +105,9 @@ def plan(
     if bad:  # the rest can still be checked without the recipe
         checked = [item for item in checked if item.key != "recipe"]
         contents = {}
-    # the sweeps that recipes ask for are in `CheckedCommand.sweep`, and Hydra is handed those
-    handed = {name: _without_sweeper(data) for name, data in contents.items()} if multirun else contents
     losses = _losses(contents, [(item.key, "=", name) for item in checked for name in item.values])
-    stored = _store(schema, verb, handed, losses)
-    ready = CheckedCommand(verb, tuple(checked), contents, recipes=handed)
+    stored = _store(schema, verb, contents, losses)
+    ready = CheckedCommand(verb, tuple(checked), contents)
     if multirun:
         ready = replace(ready, sweep=_sweep(ready, recipes, problems))
     jobs = expand(ready.sweep) if multirun else [[item.text for item in checked]]
@@ -277,11 +270,6 @@ def _params(schema: type, name: str, contents: Mapping[str, Mapping[str, Any]]) 
     return asked
 
 
-def _without_sweeper(data: Mapping[str, Any]) -> dict[str, Any]:
-    hydra = {key: value for key, value in (data.get("hydra") or {}).items() if key != "sweeper"}
-    return {**{key: value for key, value in data.items() if key != "hydra"}, **({"hydra": hydra} if hydra else {})}
-
-
 def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[dict[str, Any], list[Problem]]:
     """Contents of the chosen recipes and of those they build on, and what is wrong with them."""
     contents: dict[str, Any] = {}
@@ -308,16 +296,15 @@ def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[
 
 
 def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection[str]) -> str:
-    """Tell Hydra's store our schema, the recipes as they were read, and choices without a file; the last two as text.
-
-    An algorithm among those, if it is chosen and learns from stored rows, has a storage and a sampler of them.
-    """
+    """Tell Hydra's store our schema, recipes as they were read, and choices without a file; return both as text."""
     store = ConfigStore.instance()
     if getattr(store.repo.get(f"{verb}_schema.yaml"), "provider", None) != "rlcli":  # storing it takes 20 ms
         store.store(name=f"{verb}_schema", node=of_all_choices(schema), provider="rlcli")
     store.store(group="recipe", name="null", node={}, provider="rlcli")  # there is such a group, even without recipes
     for name, data in contents.items():
-        store.store(group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe")
+        hydra = {key: x for key, x in (data.get("hydra") or {}).items() if key != "sweeper"}  # `_sweep` reads that
+        node = {**data, "hydra": hydra, "recipe": name}
+        store.store(group="recipe", name=name, node=node, package="_global_", provider="recipe")
     conf, kinds = shipped("conf"), registry.KIND_OF
     bare = {
         group: [name for name in (*ours, *(registry.users_names(kinds[group]) if group in kinds else ()))
@@ -329,7 +316,7 @@ def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection
             if getattr(store.repo.get(group, {}).get(f"{name}.yaml"), "provider", None) != "registry":
                 store.store(group=group, name=name, node={"kind": name}, provider="registry")
     stored = [name for name in bare["loss"] if name in losses and registry.part("algorithm", name).off_policy]
-    for name in stored:
+    for name in stored:  # it has a storage and a sampler of stored rows
         defaults = [{f"override /{group}": choice} for group, choice in STORED.items()]
         node = {"defaults": defaults, "loss": {"kind": name}}
         store.store(group="loss", name=name, node=node, package="_global_", provider="algorithm")
@@ -337,13 +324,9 @@ def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection
 
 
 def _composed(verb: str, overrides: list[str], stored: str) -> DictConfig:
-    """The tree of a command: its choices as Hydra composes them, and on top of them its values, as Hydra puts them.
-
-    Choices take nine tenths of the time, and are those of the command before in a sweep over values. Where something
-    asks for Hydra's own record of the command, which holds the values too, Hydra composes all of it.
-    """
+    """The tree of a command: its choices, which take nine tenths of the time and are kept, and its values on top."""
     chosen = [text for text in overrides if _is_choice(VERBS[verb], text)]
-    if any(_OF_HYDRA.search(text) for text in (*overrides, stored)):
+    if any(_OF_HYDRA.search(text) for text in (*overrides, stored)):  # its record of the command holds values, too
         return compose_tree(verb, overrides)
     return _with_values(verb, pickle.loads(_choices(verb, tuple(chosen), stored)), overrides)
 

@@ -19,6 +19,7 @@ from rlcli.errors import ConfigError
 
 _KEY = "rlcli"
 REGISTERED = "a registered one"  # stands for every part of a group that a user's package has registered
+GIVEN = "..."  # stands for every value but null
 
 
 class NoOption(ConfigError, AttributeError):
@@ -50,25 +51,19 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Meaning and range of one field; `help` is one line, as `--help` prints it.
+    """Meaning and range of one field; bounds of a list hold for every entry."""
 
-    `ge`, `gt`, `le`, `lt`: bounds; for a list they hold for every entry.
-    `choices`: the only strings allowed; empty means any. `words`: strings allowed beside a number, such as `auto`.
-    `read_by`: another group, or `verb` -> its choices, with which alone it is read; of a group of options, said of
-    each. `parts`: choice -> its options and what it builds, of a group that has them. `typed`: no file says it, and
-    it is no part of what a run is: `resume` takes it anew.
-    """
-
-    help: str
+    help: str  # one line, as `--help` prints it
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
-    choices: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    read_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    parts: Mapping[str, Part] = dataclasses.field(default_factory=dict)
-    typed: bool = False
+    choices: tuple[str, ...] = ()  # the only strings allowed; empty means any
+    words: tuple[str, ...] = ()  # strings allowed beside a number, such as `auto`
+    # another group, key, or `verb` -> what is to be chosen there, else it is not read; of a group: of all its options
+    read_by: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, Part] = dataclasses.field(default_factory=dict)  # of a group: choice -> what is known of it
+    typed: bool = False  # no file says it, and it is no part of what a run is: `resume` takes it anew
 
     def allowed(self) -> str:
         """Return the allowed values in words, or an empty string when there is no limit."""
@@ -214,6 +209,12 @@ def as_choice(choice: type[T], options: Any, **changes: Any) -> T:
     """Return options as a choice of the same group has them: what it shares with theirs, its defaults for the rest."""
     names = (field.name for field in dataclasses.fields(cast(Any, choice)) if hasattr(options, field.name))
     return choice(**{name: getattr(options, name) for name in names} | changes)
+
+
+def changed(cfg: T, group: str, **options: Any) -> T:
+    """Return a configuration with other options in a group."""
+    part = dataclasses.replace(getattr(cfg, group), **options)
+    return dataclasses.replace(cast(Any, cfg), **{group: part})
 
 
 def held(cfg: Any) -> dict[str, Leaf]:

@@ -159,11 +159,7 @@ _FEEDFORWARD = {"mlppolicy": "mlp", "cnnpolicy": "cnn", "multiinputpolicy": "dic
 
 
 def instead(schema: type, name: str, value: str, facts: Facts) -> str:
-    """Return what to type for a name of another library, or an empty string for a name that none is known by.
-
-    `name`: as typed: `learning_rate`, `--total-timesteps`, `ppo.ent_coef`; `value`: as typed, or "".
-    `facts`: every key's value in the rest of the command; see `facts_of`.
-    """
+    """Return what to type for a name as other libraries have it, `--total-timesteps`, `ppo.ent_coef`; "": unknown."""
     word = _word(name)
     if word in ("algo", "algorithm", "alg", "agent"):
         return _algorithm(schema, value)
@@ -185,11 +181,7 @@ def instead(schema: type, name: str, value: str, facts: Facts) -> str:
 
 
 def facts_of(schema: type, given: Iterable[tuple[str, str, str]], composed: Facts) -> Facts:
-    """Return every key's value, as far as a command gives it, those by other names included.
-
-    `given`: the words of the command.
-    `composed`: what its usable part composes to; may be empty.
-    """
+    """Return every key's value: as it is `composed`, if it is, and as words by other names give it."""
     known = {key: composed.get(key, leaf.default) for key, leaf in leaves(schema).items()}
     numbers = {_word(key): number for key, _, value in given if (number := _number(value)) is not None}
     known |= {_RENAMED[word]: number for word, number in numbers.items() if word in _RENAMED}

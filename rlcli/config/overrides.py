@@ -44,11 +44,7 @@ def check_overrides(
     flags: Collection[str] = (),
     composed: Mapping[str, Any] | None = None,
 ) -> tuple[list[Checked], list[Problem]]:
-    """Return the overrides that can be used, and what is wrong with the others.
-
-    `flags`: of the verb, among which the one that is meant is looked for. `composed`: dotted key -> value of what the
-    usable overrides compose to, with which names that count in other units are converted.
-    """
+    """Return the overrides that can be used, and what is wrong with the others; see `facts_of` for `composed`."""
     usable: list[Checked] = []
     problems: list[Problem] = []
     recipes = list(recipes)

@@ -20,15 +20,12 @@ READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no tex
 
 
 class Problem(NamedTuple):
-    """A mistake: what is wrong, what to type instead, and in which file (none: the command line).
-
-    `only_here` marks what this machine lacks: such a configuration can be looked at, but not run.
-    """
+    """A mistake: what is wrong, what to type instead, and in which file (none: the command line)."""
 
     what: str
     fix: str = ""
     where: str = ""
-    only_here: bool = False
+    only_here: bool = False  # this machine lacks it: such a configuration can be looked at, but not run
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what

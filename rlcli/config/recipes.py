@@ -39,12 +39,8 @@ def shipped(folder: str) -> Path:
 
 @functools.cache
 def choice_file(group: str, choice: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what a choice of ours sets, nested from the root, and the choices that it makes in other groups.
-
-    A file says so of what differs from the schema, read by YAML's own rules, `1.0e-8` and not `1e-8`: pages of help
-    show it, and load nothing heavy.
-    """
-    import yaml
+    """Return what a choice of ours sets, nested from the root, and the choices that it makes in other groups."""
+    import yaml  # by its own rules, `1.0e-8` and not `1e-8`: pages of help show it, and load nothing heavy
 
     path = shipped("conf") / group / f"{choice}.yaml"
     if not path.exists():
@@ -217,11 +213,6 @@ def _check_body(schema: type, node: dict[str, Any], prefix: str, where: str) -> 
             else:
                 yield Problem(f"{key} holds keys, not {value!r}", where=where)
         elif find(schema, key) is None:
-            verbs = verbs_with(key)
-            yield (
-                Problem(f"this recipe is for rlcli {' or '.join(verbs)}: it sets {key.split('.')[0]}", where=where)
-                if verbs
-                else unknown_key(schema, key, value, where)
-            )
+            yield unknown_key(schema, key, value, where)
         elif not (isinstance(value, str) and "${" in value):
             yield from check_type(schema, key, value, where)

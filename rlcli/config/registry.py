@@ -215,10 +215,7 @@ def reading(group: str, *choices: str) -> tuple[str, ...]:
 
 
 def part(kind: str, name: str) -> Part:
-    """Return what a part says of itself: ours by our table, a user's by attributes `uses`, `off_policy` and `draws`.
-
-    A user's package is imported for it, ours are not. A name that nobody has is taken for one that says nothing.
-    """
+    """Return what a part says of itself: ours by our table, a user's (imported) by `uses`, `off_policy` and `draws`."""
     group = GROUPS[kind]
     if name not in users_names(kind):
         return CHOICES[group].get(name, USERS[group])
@@ -304,10 +301,7 @@ def recipe_packages() -> list[str]:
 
 
 def wrapper_call(entry: Any, where: str = "env.wrappers") -> tuple[str, dict[str, Any]]:
-    """Return name and arguments of an entry of `env.wrappers` or `env.transforms`.
-
-    Its form is `"Name"` or `{"Name": {argument: value}}`; any other is a ValueError.
-    """
+    """Return name and arguments of `"Name"` or `{"Name": {argument: value}}`; ValueError of anything else."""
     if isinstance(entry, str):
         return entry, {}
     if isinstance(entry, dict) and len(entry) == 1:

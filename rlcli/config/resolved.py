@@ -38,10 +38,7 @@ def from_dict(
     where: str = "the saved configuration",
     wrong: list[Problem] | None = None,
 ) -> CollectConfig:
-    """Return the typed configuration that `to_dict`'s data of a verb spell, with overrides of this command applied.
-
-    `where`: their file, for messages. `wrong`: takes what is wrong with overrides, which are left out, for an error.
-    """
+    """Return the configuration that `to_dict`'s data spell, with overrides; `wrong` takes what is wrong with those."""
     schema = VERBS[verb]
     reset, parsed, typed = _parse(schema, overrides)
     problems = guard.check(dict(data), where)
@@ -103,11 +100,7 @@ def as_object(node: Any, where: str = "") -> CollectConfig:
 
 
 def assign(node: Any, schema: type, key: str, value: Any, where: str = "", *, merge: bool = False) -> list[Problem]:
-    """Write one value into a typed tree, or say what type it should have been.
-
-    `merge`: what a mapping with free keys holds besides stays, as where a command composes (`env.kwargs={a: 1}`), but
-    for an empty one.
-    """
+    """Write one value into a typed tree, or say what type it should have been; `merge` it into a mapping."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

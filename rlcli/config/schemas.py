@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcli.config import registry
@@ -10,7 +10,8 @@ from rlcli.config.choices import CHOICES
 from rlcli.config.choices.collect import CollectConfig as CollectConfig
 from rlcli.config.choices.collect import DeviceConfig as DeviceConfig
 from rlcli.config.choices.learn import Config as Config
-from rlcli.config.option import REGISTERED, Leaf, branches, find, groups, held, leaves
+from rlcli.config.option import GIVEN, REGISTERED, Leaf, branches, find, groups, held, leaves, value_at
+from rlcli.config.problem import spell
 
 
 def is_off_policy(cfg: Config) -> bool:
@@ -50,7 +51,7 @@ def _made(schema: type) -> dict[str, str]:
 
 
 def idle(cfg: Any) -> dict[str, tuple[str, str]]:
-    """Return keys that nothing reads, and why: a group, its own or another, and its choice, or `verb` and the verb."""
+    """Return keys that nothing reads, and why: a group or another key, and what is chosen there, or `verb` and that."""
     schema, own = type(cfg), held(cfg)
     made = _made(schema)
     chosen = made | {group: getattr(cfg, group).kind for group in CHOICES if group in groups(schema)}
@@ -63,7 +64,12 @@ def idle(cfg: Any) -> dict[str, tuple[str, str]]:
             found[key] = (group, chosen[group])
             continue
         for by, choices in leaf.option.read_by.items():
-            if by != group and chosen.get(by) not in choices and key not in read.get(by, ()):
+            if "." in by:
+                value = value_at(cfg, by) if by in own else choices[0]
+                if value not in choices and (value is None or GIVEN not in choices):
+                    found[key] = (by, spell(value))
+                    break
+            elif by != group and chosen.get(by) not in choices and key not in read.get(by, ()):
                 found[key] = (by, chosen[by]) if by in groups(schema) else ("verb", made["verb"])
                 break
     return found
@@ -77,7 +83,7 @@ def left_out(cfg: Any) -> set[str]:
     """Return keys that are neither shown of a configuration nor kept, or the branch that holds nothing else."""
     own, table, why = held(cfg), leaves(type(cfg)), idle(cfg)
     # what is idle by a choice of a user's may be read by that: it may read what none of ours does
-    keys = {key for key, (by, x) in why.items() if key not in own or by == "verb" or x in CHOICES[by]}
+    keys = {key for key, (by, x) in why.items() if key not in own or by == "verb" or x in CHOICES.get(by, ())}
     keys = {key for key in keys if not key.endswith(".kind")}
     # how several runs are run is no part of one
     keys |= {key for key, leaf in table.items() if leaf.option.typed or key.startswith("sweep.")}
@@ -88,9 +94,9 @@ def left_out(cfg: Any) -> set[str]:
 def read_with(schema: type, leaf: Leaf) -> str | None:
     """With which choices a verb reads an option, in words: "" for all of them, None where it never does."""
     found, made = leaf.option.read_by.items(), _made(schema)
-    if any(by not in groups(schema) and made.get(by) not in wanted for by, wanted in found):
+    if any("." not in by and by not in groups(schema) and made.get(by) not in wanted for by, wanted in found):
         return None
-    return ", ".join(_shortest(by, wanted) for by, wanted in found if by in groups(schema))
+    return ", ".join(_shortest(by, wanted) for by, wanted in found if by in groups(schema) or by in leaves(schema))
 
 
 def read_by(schema: type, chosen: Mapping[str, str] | None = None) -> list[str]:
@@ -103,11 +109,18 @@ def read_by(schema: type, chosen: Mapping[str, str] | None = None) -> list[str]:
     ]
 
 
-def _shortest(group: str, wanted: Collection[str]) -> str:
+def typed(by: str, wanted: Iterable[Any]) -> str:
+    """Return a choice or a value of a key as it is typed, or several."""
+    return f"{by}={' | '.join(x if isinstance(x, str) else spell(x) for x in wanted)}"
+
+
+def _shortest(group: str, wanted: Sequence[Any]) -> str:
     """Return the choices that are meant, or the fewer ones that are not, where a package cannot add to them."""
-    others = [choice for choice in CHOICES[group] if choice not in wanted]
+    others = [choice for choice in CHOICES.get(group, ()) if choice not in wanted]
     kind = registry.KIND_OF.get(group)
     closed = REGISTERED in wanted or not (group in ("env", "policy") or (kind and registry.users_names(kind)))
     if closed and 0 < len(others) < len(wanted):
-        return f"not with {group}={' | '.join(others)}"
-    return f"with {group}={' | '.join(wanted)}"
+        return f"not with {typed(group, others)}"
+    if isinstance(wanted[0], bool):
+        return f"not with {typed(group, [not wanted[0]])}"
+    return f"with {typed(group, wanted)}"

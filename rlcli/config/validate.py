@@ -11,23 +11,22 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from difflib import SequenceMatcher
 from importlib.util import find_spec
 from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.choices.collect import GymOptions, MultiSyncOptions, WorkersOptions
+from rlcli.config.choices.collect import CheckpointOptions, GymOptions, MultiSyncOptions, WorkersOptions
 from rlcli.config.choices.learn import TensorOptions
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
-from rlcli.config.option import as_choice, groups, held, value_at
+from rlcli.config.option import as_choice, changed, groups, held, value_at
 from rlcli.config.problem import Problem, did_you_mean, raise_all, spell, unknown
 from rlcli.config.registry import choices
 from rlcli.config.resolved import from_dict, of_another_choice
 from rlcli.config.schemas import CollectConfig, Config, idle, in_words, is_off_policy
-from rlcli.config.validate_learning import check_learning, check_recurrence
-from rlcli.config.validate_ranks import check_ranks
+from rlcli.config.schemas import typed as spelled
+from rlcli.config.validate_learning import check_learning, check_ranks, check_recurrence
 from rlcli.config.words import key_of
 
 _OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a module of this name
@@ -38,12 +37,10 @@ _FROM_WEIGHTS = (
 
 
 def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collection[str] = ()) -> list[Problem]:
-    """Return all problems of a typed configuration: values out of range, then options that do not fit together.
+    """Return all problems of a configuration: values out of range, what does not fit together, what nothing reads.
 
-    `typed`: keys that the command line set: those of other choices are refused, and those that nothing reads. By
-    default those whose value is not their default.
-    `undecided`: keys that were given what cannot be used, `"storage.kind"`, and hold their defaults in `cfg`: nothing
-    is said that follows from those, or from values out of range. `"recipe"` stands for every key.
+    `typed`: keys of the command line, by default those changed. `undecided`: keys that could not be used, `"recipe"`
+    for all, and hold their defaults: nothing is said that follows from them.
     """
     schema = type(cfg)
     outside = {}
@@ -80,17 +77,17 @@ def _without_meaning(cfg: Any, typed: Collection[str] | None, undecided: Collect
         if f"{key.partition('.')[0]}.kind" not in undecided:
             yield from of_another_choice(cfg, key)
     for key, (by, choice) in idle(cfg).items():
-        if key not in table or f"{by}.kind" in undecided:
+        if key not in table or by in undecided or f"{by}.kind" in undecided:
             continue
         group, value, whole = key.removesuffix(".kind"), value_at(cfg, key), key.rpartition(".")[0]
-        changed = value != table[key].default
+        differs = value != table[key].default
         if (
-            changed if typed is None else key in typed or (group != key and group in typed)
+            differs if typed is None else group in typed or any(f"{x}.".startswith(f"{key}.") for x in typed)
             # a sweep may go over mappings: run={keep:2},{keep:3}
-            or (changed and "." in whole and whole in typed)
+            or (differs and "." in whole and whole in typed)
         ):  # fmt: skip
             name = key if group == key else f"{group}={value}"
-            instead = "" if by == "verb" else f"use {by}={' | '.join(table[key].option.read_by[by])}, or "
+            instead = "" if by == "verb" else f"use {spelled(by, table[key].option.read_by[by])}, or "
             yield Problem(f"{name} has no meaning {in_words(by, choice)}", f"{instead}leave it out")
 
 
@@ -98,13 +95,13 @@ def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], whe
     """Return the configuration of a run that goes on, from what its folder keeps and the overrides of this command."""
     problems: list[Problem] = []
     cfg = from_dict(verb, data, overrides, where, problems)
-    # what the run began with, weights and rows, is its own by now: where that came from may be gone
-    begun = replace(cfg, policy=replace(cfg.policy, init_from=None, init_strict=True))
+    # what the run began with, weights, policy and rows, is its own by now: where that came from may be gone
+    begun = changed(cfg, "policy", init_from=None, init_strict=True)
     if isinstance(begun, Config) and is_off_policy(begun):
-        begun = replace(begun, storage=replace(begun.storage, init_from=None))
-    kept = not isinstance(begun, Config)  # the folder of a collection has the policy that it took from another run
-    found = [each for each in validate(begun, set(map(key_of, overrides))) if not (kept and each.only_here)]
-    raise_all([*problems, *found])
+        begun = changed(begun, "storage", init_from=None)
+    if isinstance(begun.policy, CheckpointOptions):
+        begun = changed(begun, "policy", path=os.path.dirname(where))
+    raise_all([*problems, *validate(begun, set(map(key_of, overrides)))])
     return cfg
 
 
@@ -120,8 +117,6 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
     if max(cfg.total_frames, 1_000_000) < c.frames_per_batch:
         what = f"collector.frames_per_batch={c.frames_per_batch:,} is more than total_frames={cfg.total_frames:,}"
         yield Problem(what, f"use {cfg.total_frames} at most: the run is one batch then")
-    if c.deliver_leftovers and not c.trajs_per_batch:
-        yield Problem("collector.deliver_leftovers needs collector.trajs_per_batch", "give both, or neither")
     if c.split_trajs and c.trajs_per_batch:
         yield Problem("collector.split_trajs and collector.trajs_per_batch both cut trajectories", "give one of them")
     if c.trajs_per_batch and not c.track_traj_ids:
@@ -165,8 +160,6 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
         yield Problem(what, "use collector=sync, with env.workers for slow envs")
     if isinstance(c, MultiSyncOptions) and c.preemptive_threshold is not None:
         yield from _check_preemption(cfg)
-    if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
-        yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
     if not isinstance(cfg, Config) and not (c.kind == "multi_sync" or getattr(c, "sync", False)):
         yield Problem(f"rlcli collect takes the steps of a batch again when it is resumed, and with collector={c.kind} "
                       "workers would have begun others",
@@ -180,8 +173,6 @@ def check_elsewhere(cfg: Any) -> Iterator[Problem]:
     if cfg.weights.swap == "step":
         what = f"weights.swap=step cannot reach the workers of collector={c.kind} within a batch"
         yield Problem(what, "leave it out, or use collector=multi_async")
-    if c.sync and cfg.weights.max_lag is not None:
-        yield Problem("weights.max_lag has no meaning with collector.sync=true: no batch is behind", "leave it out")
     if c.kind == "ray":
         yield from lacking("ray", "collector=ray")
         for name, amount in c.resources.items():
@@ -197,9 +188,6 @@ def check_elsewhere(cfg: Any) -> Iterator[Problem]:
     if c.launcher == "torchrun" and "WORLD_SIZE" not in os.environ:
         what = "collector.launcher=torchrun needs the ranks that torchrun starts"
         yield Problem(what, "write torchrun --nproc-per-node 3 -m rlcli train ...", only_here=True)
-    if c.slurm and c.launcher != "submitit":
-        what = f"collector.slurm has no meaning with collector.launcher={c.launcher}"
-        yield Problem(what, "use collector.launcher=submitit, or leave it out")
     if c.launcher == "submitit":
         yield from (missing := lacking("slurm", "collector.launcher=submitit"))
         if not missing and c.slurm.get("cluster", "slurm") == "slurm" and shutil.which("sbatch") is None:
@@ -339,9 +327,7 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
         yield Problem("policy=checkpoint needs policy.path", f"{given} (rlcli ls runs lists them)", only_here=True)
     elif policy.kind == "checkpoint" and not collects:
         yield Problem("policy=checkpoint acts, and does not learn", _FROM_WEIGHTS.format(spell(policy.path)))
-    if policy.init_from is None and not policy.init_strict:
-        yield Problem("policy.init_strict has no meaning without policy.init_from", "leave it out")
-    elif policy.init_from is not None and not _is_folder(policy.init_from):
+    if policy.init_from is not None and not _is_folder(policy.init_from):
         yield Problem(f"policy.init_from={policy.init_from} is no run", "rlcli ls runs lists runs", only_here=True)
     if policy.kind == "checkpoint" and policy.path and not _is_folder(policy.path):
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)

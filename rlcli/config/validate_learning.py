@@ -1,4 +1,4 @@
-"""What is learned from which rows: options of loss, values, storage and sampler that do not fit each other."""
+"""What is learned from which rows, and by how many ranks: options that do not fit each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.choices import collect, learn
-from rlcli.config.option import as_choice
+from rlcli.config.option import as_choice, held, value_at
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config, by_priority, draws, is_off_policy, remembers
 
@@ -27,13 +27,6 @@ def check_learning(cfg: Any) -> Iterator[Problem]:
         yield Problem(what, "leave it out, or use loss=dqn | sac")
     elif path is not None and not os.path.isdir(path):
         yield Problem(f"storage.init_from={path} is no folder", "rlcli ls runs lists runs", only_here=True)
-    if (
-        isinstance(cfg.memory, collect.ExactOptions)
-        and cfg.memory.frame_stack != "auto"
-        and (cfg.env.frame_stack or 1) < 2
-    ):
-        what = "memory.frame_stack has no meaning with env.frame_stack=null: there are no stacks"
-        yield Problem(what, "leave it out")
 
 
 def _off_policy(cfg: Config) -> Iterator[Problem]:
@@ -77,17 +70,9 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
     v, rows, batch = cfg.value, cfg.collector.frames_per_batch, cfg.sampler.batch_size
     if v.backend == "triton" and _without_gpu(cfg):
         yield Problem("value.backend=triton runs on a GPU", "use value.backend=auto, or device=cuda")
-    if isinstance(cfg.loss, learn.ReinforceOptions) and not cfg.loss.baseline:
-        if v.kind != "td1":
-            what = f"loss.baseline=false learns from whole returns, and value={v.kind} gives others"
-            yield Problem(what, "use value=td1")
-        acting = {"shifted": v.shifted, "normaliser": v.normaliser != "none", "two_calls": v.two_calls,
-                  "num_chunks": v.num_chunks, "value_chunk_size": v.value_chunk_size,
-                  "compute_dtype": v.compute_dtype != "float32"}  # fmt: skip
-        for name in (name for name, given in acting.items() if given):
-            yield Problem(f"value.{name} acts on a value net, and loss.baseline=false has none", "leave it out")
-        if isinstance(cfg.policy, collect.NetworkOptions) and cfg.policy.shared:
-            yield Problem("policy.shared has no meaning with loss.baseline=false", "leave it out")
+    if isinstance(cfg.loss, learn.ReinforceOptions) and not cfg.loss.baseline and v.kind != "td1":
+        what = f"loss.baseline=false learns from whole returns, and value={v.kind} gives others"
+        yield Problem(what, "use value=td1")
     if batch > rows and draws(cfg) == "batch" and not cfg.collector.trajs_per_batch:
         what = f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds"
         yield Problem(what, f"use sampler.batch_size <= {rows}")
@@ -207,3 +192,65 @@ def _room(cfg: Config) -> Iterator[Problem]:
     if isinstance(storage, learn.TensorOptions) and storage.max_size < frames:
         what = f"storage.max_size={storage.max_size} is less than collector.frames_per_batch={frames}"
         yield Problem(what, f"use storage.max_size >= {frames}")
+
+
+# ---- ranks: what has to divide among them, and what has no meaning with them yet -------------------------------------
+SHARED = (
+    "env.num", "collector.frames_per_batch", "collector.num_workers", "collector.init_random_frames",
+    "sampler.batch_size", "sampler.num_slices", "storage.max_size",
+)  # fmt: skip
+_WHY = {  # key -> its only value, and why
+    "collector.on_worker_error": ("raise", "a lost worker ends all ranks, and the run goes on from its checkpoint"),
+    "env.normalize_observation": (False, "each rank would have statistics of its own"),
+    "env.normalize_reward": (False, "each rank would have statistics of its own"),
+    "collector.split_trajs": (False, "the ranks' batches would have different shapes"),
+    "collector.trajs_per_batch": (None, "the ranks' batches would have different lengths"),
+    "collector.preemptive_threshold": (None, "the ranks' batches would have different lengths"),
+    "storage.init_from": (None, "each rank has a buffer of its own"),
+    "storage.scratch_dir": (None, "each rank keeps its rows in the run folder"),
+}
+
+
+def check_ranks(cfg: Any) -> Iterator[Problem]:
+    """Yield what does not fit a learner of so many ranks, or the ranks that this process is one of."""
+    trains, size = isinstance(cfg, Config), os.environ.get("WORLD_SIZE", "1")
+    asked = getattr(cfg.collector, "launcher", "") == "torchrun" or (trains and str(cfg.learner.world_size) == size)
+    if "RANK" in os.environ and size != "1" and not asked:
+        yield Problem(
+            f"RANK={os.environ['RANK']} of WORLD_SIZE={size} is set, as by torchrun, and each of those processes would "
+            "begin a run of its own",
+            f"{f'add learner.world_size={size} to have them learn together; or ' * trains}have them collect: "
+            "collector=distributed collector.launcher=torchrun; or start rlcli alone (or unset RANK and WORLD_SIZE)",
+            only_here=True,
+        )
+    if not isinstance(cfg, Config) or (n := cfg.learner.world_size) == 1:
+        return
+    if cfg.collector.kind not in ("sync", "multi_sync"):
+        yield Problem(
+            f"collector={cfg.collector.kind} has one learner, and the ranks of a learner collect a share each, in step",
+            "use collector=sync or collector=multi_sync",
+        )
+    for key, (without, why) in _WHY.items():
+        if key in held(cfg) and value_at(cfg, key) not in (without, None):
+            yield Problem(f"{key} has no meaning with learner.world_size={n}: {why}", "leave it out")
+    if os.environ.get("LOCAL_WORLD_SIZE", size) != size == str(n) and cfg.storage.kind != "none":
+        yield Problem(
+            f"storage={cfg.storage.kind} has no meaning with ranks on several machines: a buffer is not sent to rank 0",
+            "learn from batches, as recipe=ppo_exact does, or start all ranks on one machine", only_here=True,
+        )  # fmt: skip
+    yield from _divided(cfg, n)
+    if cfg.learner.backend == "nccl" and not installed.torch_has_cuda():
+        yield Problem("learner.backend=nccl needs GPUs, and this torch has none", "use learner.backend=auto")
+
+
+def _divided(cfg: Config, n: int) -> Iterator[Problem]:
+    """Yield what does not divide among the ranks; slices are not cut."""
+    s = as_choice(learn.StoredSliceOptions, cfg.sampler)
+    drawn = (draws(cfg) == "slices" and s.num_slices is None and s.slice_len) or 1
+    for key in (key for key in SHARED if key in held(cfg)):
+        value, rows = value_at(cfg, key), drawn if key == "sampler.batch_size" else 1
+        if isinstance(value, int) and value % (unit := n * rows):
+            low = value // unit * unit
+            fits = " or ".join(f"{key}={x}" for x in (low, low + unit) if x > 0)
+            of = f" slices of {rows} rows" if rows > 1 else ""
+            yield Problem(f"{key}={value} does not divide among learner.world_size={n} ranks{of}", f"use {fits}")

@@ -17,7 +17,7 @@ from rlcli.config.problem import spell as typed
 from rlcli.envs import EnvBase
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError
-from rlcli.jobs.statistics import continue_transforms, learned_by_transforms
+from rlcli.jobs.statistics import adopt, learned_by_transforms
 from rlcli.keys import spell
 from rlcli.learning.update import Update, state_beside
 from rlcli.modules import ActorCritic, EGreedyModule
@@ -108,7 +108,7 @@ def init_policy(asked: str, env: EnvBase, policy: ActorCritic, *, strict: bool) 
             fix="Choose a run with the same kind of network, or leave out policy.init_from.",
         )  # fmt: skip
     policy.load_state_dict(fitting, strict=False)
-    continue_transforms(env, {name: state for name, state in saved.items() if name not in scales})
+    adopt(env, {name: state for name, state in saved.items() if name not in scales}, learn_on=True)
     return InitPolicy(str(checkpoint.path), checkpoint.state, checkpoint.manifest["number"], len(fitting), left_out)
 
 

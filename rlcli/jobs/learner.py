@@ -14,8 +14,9 @@ from torch import nn
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
+from rlcli.envs.transformed import transforms_on
 from rlcli.errors import EnvError, RlcliError, in_words
-from rlcli.jobs.statistics import copy_transforms
+from rlcli.jobs.statistics import adopt
 from rlcli.learning.loops import Hooks, Loop
 from rlcli.modules import ActorCritic
 from rlcli.report.memory import Expected
@@ -24,6 +25,7 @@ from rlcli.runs import random_streams
 from rlcli.runs.folder import Run, run_command
 from rlcli.runs.session import Saver, closing, released, report_lost, resumable
 from rlcli.runs.signals import StopSignals
+from rlcli.transforms.compose import by_name
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
@@ -83,7 +85,7 @@ class Evaluator:
         try:
             if self.env is None:
                 self.env = self._make_env()
-            copy_transforms(self.run_env, self.env)
+            adopt(self.env, {name: x.state_dict() for name, x in by_name(transforms_on(self.run_env)).items()})
             if self._player is None:
                 self._player = player(self.env, self.actor)
             return evaluate(

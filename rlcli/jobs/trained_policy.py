@@ -7,7 +7,9 @@ applied. What gymnasium wrappers do is the env's: `make_env` makes one that has 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -30,7 +32,7 @@ from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.base import planned
-from rlcli.vec_envs.observations import BadValue, ObservationLeaf
+from rlcli.vec_envs.observations import BadValue, ObservationLeaf, as_array
 
 
 class TrainedPolicy:
@@ -321,43 +323,21 @@ def _read(leaves: Sequence[ObservationLeaf], observation: Any) -> tuple[dict[Key
     rows: dict[Key, Tensor] = {}
     leading: tuple[int, ...] | None = None
     for leaf in leaves:
-        value = _part(leaf, observation)
-        dims = value.ndim - len(leaf.shape)
-        if dims < 0 or value.shape[dims:] != leaf.shape:
-            raise _misfit(leaf, f"shape {leaf.shape}, with leading dims or none", f"shape {value.shape}")
-        if leading not in (None, value.shape[:dims]):
-            raise _misfit(leaf, f"leading dims {leading} as the others have", f"shape {value.shape}")
-        leading = value.shape[:dims]
-        if value.dtype.kind not in "biuf" or not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
-            raise _misfit(leaf, f"dtype {leaf.dtype}", f"dtype {value.dtype}")
-        flat = value.astype(leaf.dtype, copy=False).reshape(-1, *leaf.shape)
-        if leaf.choices:
-            try:
-                flat = np.stack([leaf.one_hot(index) for index in flat])
-            except BadValue as error:
-                raise ArgumentError("this is not an observation of the env", why=str(error)) from None
-        stored = leaf.stored
-        rows[leaf.key] = torch.from_numpy(np.array(flat, stored))  # a copy: what is shown may be written again
+        try:
+            shown = observation.get(OBSERVATION) if not leaf.path and isinstance(observation, Mapping) else observation
+            value = leaf.find(shown)
+            value = value.detach().cpu().numpy() if isinstance(value, Tensor) else as_array(value, "numbers")
+            dims = max(0, value.ndim - len(leaf.shape))
+            if value.shape[dims:] != leaf.shape or leading not in (None, value.shape[:dims]):
+                wanted = "leading dims or none" if leading is None else f"leading dims {leading}, as the others have"
+                raise BadValue(f"shape {leaf.shape} behind {wanted}", f"shape {value.shape}")
+            leading = value.shape[:dims]
+            flat = replace(leaf, path=()).read(value.reshape(-1, *leaf.shape), (math.prod(leading),), count=False)
+        except BadValue as error:
+            raise _misfit(leaf, error.expected, error.got) from None
+        rows[leaf.key] = torch.from_numpy(np.array(flat, leaf.stored))  # a copy: what is shown may be written again
     assert leading is not None  # an env shows something
     return rows, leading
-
-
-def _part(leaf: ObservationLeaf, observation: Any) -> np.ndarray:
-    value = observation
-    path = leaf.path or ((OBSERVATION,) if isinstance(observation, Mapping) else ())
-    for name in path:
-        if not isinstance(value, Mapping) or name not in value:
-            held = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
-            raise _misfit(leaf, f"a dict with {'.'.join(path)}", held)
-        value = value[name]
-    if isinstance(value, np.ma.MaskedArray):
-        raise _misfit(leaf, "a plain array", "a masked one, whose mask would be lost")
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    try:
-        return np.asarray(value)
-    except ValueError as error:  # a ragged list
-        raise _misfit(leaf, "numbers", in_words(error)) from None
 
 
 def _misfit(leaf: ObservationLeaf, expected: str, got: str) -> ArgumentError:

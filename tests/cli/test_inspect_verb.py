@@ -28,7 +28,7 @@ def test_json(rlcli, run):
 def test_mistakes_are_sentences(rlcli, run, tmp_path):
     assert rlcli("inspect --help")[0] == 0
     code, _, err = rlcli("inspect")
-    assert code == 2 and "needs a folder" in err
+    assert code == 2 and "needs a run folder" in err
     code, _, err = rlcli(f"inspect {tmp_path}/gone")
     assert code == 2 and "no run folder" in err
     code, _, err = rlcli(f"inspect {run} --trajectory 12345")

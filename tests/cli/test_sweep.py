@@ -312,7 +312,7 @@ def test_what_a_recipe_sweeps_over_may_be_nested_and_any_value(rlcli, started, t
     (tmp_path / "recipes").mkdir()
     swept = "{env: {num: '1,2', kwargs: {a: 3}}, policy.hidden: [8], run.eval_every: null}"
     (tmp_path / "recipes" / "nested.yaml").write_text(f"hydra: {{sweeper: {{params: {swept}}}}}")
-    assert rlcli("train -m recipe=nested")[0] == 0
+    assert rlcli("train recipe=nested --cfg job")[0] == rlcli("train -m recipe=nested")[0] == 0
     made = [(cfg.env.num, cfg.env.kwargs, cfg.policy.hidden, cfg.run.eval_every) for _, (cfg, _), _ in started]
     assert made == [(1, {"a": 3}, [8], None), (2, {"a": 3}, [8], None)]
 

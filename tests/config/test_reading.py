@@ -157,7 +157,7 @@ def test_what_a_verb_reads_an_option_with_is_said_in_words():
     assert {key: read_with(Config, leaves(Config)[key]) for key in ("seed", "run.keep", "loss.kl_target")} == {
         "seed": "", "run.keep": "", "loss.kl_target": "with loss=ppo_kl"
     }  # fmt: skip
-    assert read_with(Config, leaves(Config)["loss.alpha_init"]) == "with loss=sac"
+    assert read_with(Config, leaves(Config)["loss.alpha_init"]) == "with loss=sac, with loss.alpha=auto"
     assert read_with(Config, leaves(Config)["memory.fill_value"]) is None
     table = leaves(CollectConfig)
     assert read_with(CollectConfig, table["run.keep"]) is read_with(CollectConfig, table["policy.dueling"]) is None
@@ -196,7 +196,8 @@ def test_our_recipes_set_nothing_for_nothing(name, monkeypatch):
 def test_options_are_read_by_choices_that_there_are_in_the_order_of_the_tables():
     names = {group: [*choices, REGISTERED] for group, choices in {**CHOICES, "verb": VERBS}.items()}
     for key, leaf in {**leaves(Config), **leaves(CollectConfig)}.items():
-        by = leaf.option.read_by
+        by = {group: choices for group, choices in leaf.option.read_by.items() if "." not in group}
+        assert by.keys() | leaves(Config).keys() >= leaf.option.read_by.keys()
         assert list(by) == [group for group in names if group in by], key
         assert all(list(choices) == [name for name in names[group] if name in choices] for group, choices in by.items())
 

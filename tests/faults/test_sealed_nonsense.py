@@ -249,25 +249,17 @@ def test_a_flipped_segment_is_found_before_a_collection_goes_on(rlcli, tmp_path)
 
 
 def test_rows_of_another_run_are_not_taken_away(rlcli, tmp_path):
-    """Two runs of one name share a place under storage.scratch_dir."""
+    """Runs of one name lie side by side under storage.scratch_dir; a copy of a run has the place of that."""
     words = ["recipe=dqn_cartpole", "storage=memmap", "storage.max_size=600", f"storage.scratch_dir={tmp_path}/rows"]
     words += ["total_frames=256", "collector.init_random_frames=64"]
     assert rlcli("train", "run.dir=a/r", *words).code == 0
-    before = {path: path.read_bytes() for path in (tmp_path / "rows" / "r").iterdir()}
-    is_a_sentence(rlcli("train", "run.dir=b/r", *words), 5, "holds rows already")
-    assert {path: path.read_bytes() for path in (tmp_path / "rows" / "r").iterdir()} == before
-
-
-def test_a_run_is_not_resumed_into_the_place_of_another_ones_rows(rlcli, tmp_path):
-    words = ["recipe=dqn_cartpole", "storage=memmap", "storage.max_size=600", f"storage.scratch_dir={tmp_path}/rows"]
-    words += ["total_frames=256", "collector.init_random_frames=64"]
-    place = tmp_path / "rows" / "r"
-    assert rlcli("train", "run.dir=a/r", *words).code == 0 == rlcli("train", "run.dir=b/r2", *words).code
-    (tmp_path / "b" / "r2").rename(tmp_path / "b" / "r")
+    (place,) = (tmp_path / "rows").iterdir()
+    (place / "mine").write_text("kept")
     before = {path: path.read_bytes() for path in place.iterdir()}
-    is_a_sentence(rlcli("resume", "b/r", "total_frames=384"), 5, "rows of another run", str(place))
-    assert {path: path.read_bytes() for path in place.iterdir()} == before
-    assert rlcli("resume", "a/r", "total_frames=384").code == 0
+    assert rlcli("train", "run.dir=b/r", *words).code == 0 == rlcli("resume", "b/r", "total_frames=384").code
+    assert {path: path.read_bytes() for path in place.iterdir()} == before and place.name.startswith("r_")
+    assert rlcli("resume", "a/r", "total_frames=384").code == 0 and (place / "mine").exists()
+    assert before.keys() & {*place.glob("rows-*")} and len([*(tmp_path / "rows").iterdir()]) == 2
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     with held(place / "journal.jsonl"):
         is_a_sentence(rlcli("resume", "copy/r", "total_frames=512"), 5, "another process is writing here", str(place))

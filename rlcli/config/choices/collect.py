@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlcli.config.option import REGISTERED, Group, Part, option
+from rlcli.config.option import GIVEN, REGISTERED, Group, Part, option
 from rlcli.config.problem import Problem
 
 _DEVICE = "device for {}; null follows the choice of `device`"
@@ -22,7 +22,10 @@ TRAIN, COLLECT = {"verb": ("train",)}, {"verb": ("collect",)}
 GRADIENTS = {"loss": ("ppo_clip", "ppo_kl", "a2c", "reinforce")}  # policy gradients, with values and an entropy bonus
 GREEDY = {"loss": ("dqn",)}
 typed_option = partial(option, typed=True)
+VALUED = GRADIENTS | {"loss.baseline": (True,)}  # with a value net
 train_option, gradient_option, greedy_option = (partial(option, read_by=by) for by in (TRAIN, GRADIENTS, GREEDY))
+valued_option = partial(option, read_by=VALUED)
+apart_option = partial(option, read_by={"env.mode": ("auto", "parallel")})
 STORED = {"storage": ("tensor", "memmap", "compressed", REGISTERED)}
 
 
@@ -99,28 +102,19 @@ class EnvOptions(Group):
 
 @dataclass
 class GymOptions(EnvOptions):  # single envs, which processes can step
-    workers: int | None = option(
-        None,
-        "worker processes that step the envs, with env.mode=auto | parallel; null: as many as env.per_worker makes, "
-        "with env.mode=parallel",
-        ge=1,
+    workers: int | None = apart_option(
+        None, "worker processes that step the envs; null: as many as env.per_worker makes, with env.mode=parallel", ge=1
     )
-    per_worker: int | str = option(
-        "auto",
-        "envs per worker process, with env.mode=auto | parallel; auto: one process per core",
-        ge=1,
-        words=("auto",),
+    per_worker: int | str = apart_option(
+        "auto", "envs per worker process; auto: one process per core", ge=1, words=("auto",)
     )
-    caller_steps: str = option(
+    caller_steps: str = apart_option(
         "auto",
-        "with env.mode=auto | parallel: the main process steps some of the envs too; auto: unless env.workers is set "
-        "or failing workers are replaced",
+        "the main process steps some of the envs too; auto: unless env.workers is set or failing workers are replaced",
         choices=("auto", "true", "false"),
     )
-    start_method: str = option(
-        "auto",
-        "how those processes are made, with env.mode=auto | parallel; auto: forkserver on Linux, else spawn",
-        choices=START_METHODS,
+    start_method: str = apart_option(
+        "auto", "how those processes are made; auto: forkserver on Linux, else spawn", choices=START_METHODS
     )
 
     def problems(self) -> Iterator[Problem]:
@@ -129,12 +123,9 @@ class GymOptions(EnvOptions):  # single envs, which processes can step
             what = f"env.mode=native would change the task {self.id}: its engine resizes frames and clips rewards"
             yield Problem(what, "use env=atari, or env.mode=serial")
         workers, each, some, how = self.workers, self.per_worker, self.caller_steps, self.start_method
-        given = {"workers": workers or "auto", "per_worker": each, "caller_steps": some, "start_method": how}
+        given = {"per_worker": each, "caller_steps": some, "start_method": how}
         for name in (name for name, value in given.items() if value != "auto"):
-            if self.mode not in ("auto", "parallel"):
-                fix = "use env.mode=auto | parallel, or leave it out"
-                yield Problem(f"env.{name} has no meaning with env.mode={self.mode}", fix)
-            elif self.mode == "auto" and not workers:
+            if self.mode == "auto" and not workers:
                 yield Problem(f"env.{name} needs worker processes, and there are none", "give env.mode=parallel")
         if workers and workers > self.num:
             yield Problem(f"env.workers={workers} are more than there are envs", f"use env.workers={self.num} at most")
@@ -170,9 +161,10 @@ class PolicyOptions(Group):
     init_from: str | None = train_option(
         None, "begin with the trained weights and normalisation of another run: RUN, RUN:FRAMES or RUN:best"
     )
-    init_strict: bool = train_option(
-        True, "init_from: layers of other shapes are refused; false: they keep their own weights"
-    )
+    init_strict: bool = option(
+        True, "layers of other shapes are refused; false: they keep their own weights",
+        read_by=TRAIN | {"policy.init_from": (GIVEN,)},
+    )  # fmt: skip
     kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
 
 
@@ -225,7 +217,7 @@ class NetworkOptions(UsersPolicyOptions):
     eps_init: float = greedy_option(1.0, "initial epsilon of epsilon-greedy exploration", ge=0, le=1)
     eps_end: float = greedy_option(0.05, "final epsilon", ge=0, le=1)
     eps_frames: int = greedy_option(10_000, "frames over which epsilon falls linearly", ge=1)
-    shared: bool | None = gradient_option(
+    shared: bool | None = valued_option(
         None, "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers"
     )
     init_std: float = gradient_option(1.0, "initial standard deviation of continuous actions", gt=0)
@@ -268,11 +260,15 @@ class WeightsConfig(Group):
         "step; collector=sync and multi_sync learn between batches, where both are the same",
         choices=("rollout", "step"),
     )
-    max_lag: int | None = option(None, "weight versions that a batch may be behind when it is learned from", ge=0)
+    max_lag: int | None = option(
+        None, "weight versions that a batch may be behind when it is learned from", ge=0,
+        read_by={"collector.sync": (False,)},
+    )  # fmt: skip
     on_lag: str = option(
         "report",
         "batches that are further behind: count them; request fewer at a time, so that there are none; or drop them",
         choices=("report", "block", "drop"),
+        read_by={"weights.max_lag": (GIVEN,)},
     )
 
 
@@ -297,8 +293,9 @@ class BatchOptions(Group):
         None, "learn from whole trajectories only, so many at a time; null: from each batch as it is", ge=1
     )
     deliver_leftovers: bool = option(
-        False, "trajs_per_batch: learn from trajectories that the run's end or a reset cuts short too, as truncated"
-    )
+        False, "learn from trajectories that the run's end or a reset cuts short too, as truncated",
+        read_by={"collector.trajs_per_batch": (GIVEN,)},
+    )  # fmt: skip
     track_traj_ids: bool = option(True, "number the trajectories")
     init_random_frames: int = option(0, "frames taken with random actions first", ge=0, read_by=ACTING)
 
@@ -354,8 +351,9 @@ class DistributedOptions(ElsewhereOptions):
         choices=("mp", "torchrun", "submitit", "submitit_delayed"),
     )  # fmt: skip
     slurm: dict[str, Any] = option(
-        {}, "launcher=submitit: its options of sbatch; folder, which all nodes see", typed=True
-    )
+        {}, "its options of sbatch; folder, which all nodes see", typed=True,
+        read_by={"collector.launcher": ("submitit",)},
+    )  # fmt: skip
 
     def problems(self) -> Iterator[Problem]:
         if self.on_worker_error == "restart":
@@ -421,7 +419,7 @@ class ExactOptions(MemoryOptions):
         "stacks of env.frame_stack in a buffer: auto stores one frame a row where next_obs=exact, and puts stacks "
         "together when they are read; whole stores stacks",
         choices=("auto", "whole"),
-        read_by=STORED,
+        read_by=STORED | {"env.frame_stack": (GIVEN,)},
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlcli.config.choices.collect import CollectConfig, gradient_option
+from rlcli.config.choices.collect import GRADIENTS, CollectConfig, gradient_option, valued_option
 from rlcli.config.option import REGISTERED, Group, Part, option
 from rlcli.config.problem import Problem
 
@@ -146,22 +146,24 @@ class EstimatorOptions(Group):
 
     kind: str = gradient_option("gae", "which estimator choice this is")
     average: bool = gradient_option(True, "normalise advantages to mean 0, standard deviation 1")
-    average_over: str = gradient_option(
-        "minibatch", "rows that advantages are normalised over, with value.average=true", choices=("batch", "minibatch")
-    )
-    shifted: bool = gradient_option(
+    average_over: str = option(
+        "minibatch", "rows that advantages are normalised over", choices=("batch", "minibatch"),
+        read_by=GRADIENTS | {"value.average": (True,)},
+    )  # fmt: skip
+    shifted: bool = valued_option(
         False, "one value network call for observations and next observations; stores no next observations"
     )
-    shifted_budget: int = gradient_option(
-        1, "with value.shifted=true: room for so many extra next observations per env and batch", ge=1
-    )
-    normaliser: str = gradient_option("none", "normalise value targets", choices=("none", "running", "popart"))
-    two_calls: bool = gradient_option(False, "value net on observations and on next observations, one call each")
-    num_chunks: int | None = gradient_option(None, "call the value net on so many parts of a batch: less memory", ge=1)
-    value_chunk_size: int | None = gradient_option(
+    shifted_budget: int = option(
+        1, "room for so many extra next observations per env and batch", ge=1,
+        read_by=GRADIENTS | {"value.shifted": (True,)},
+    )  # fmt: skip
+    normaliser: str = valued_option("none", "normalise value targets", choices=("none", "running", "popart"))
+    two_calls: bool = valued_option(False, "value net on observations and on next observations, one call each")
+    num_chunks: int | None = valued_option(None, "call the value net on so many parts of a batch: less memory", ge=1)
+    value_chunk_size: int | None = valued_option(
         None, "the same by size: envs, or rows of a flat batch, in a part", ge=1
     )
-    compute_dtype: str = gradient_option(
+    compute_dtype: str = valued_option(
         "float32", "precision the value net is called in for estimates", choices=("float32", "bfloat16", "float16")
     )
     backend: str = gradient_option(
@@ -171,12 +173,6 @@ class EstimatorOptions(Group):
     kwargs: dict[str, Any] = option({}, "arguments for a registered estimator of your own")
 
     def problems(self) -> Iterator[Problem]:
-        if self.average_over != "minibatch" and not self.average:
-            what = "value.average_over has no meaning with value.average=false"
-            yield Problem(what, "use value.average=true, or leave it out")
-        if self.shifted_budget != 1 and not self.shifted:
-            what = "value.shifted_budget has no meaning with value.shifted=false"
-            yield Problem(what, "use value.shifted=true, or leave it out")
         if self.shifted and self.two_calls:
             yield Problem("value.shifted and value.two_calls exclude each other", "leave one out")
         if self.num_chunks is not None and self.value_chunk_size is not None:
@@ -224,7 +220,7 @@ class PolicyGradientOptions(LossOptions):
     entropy_coeff: float | int | str = option(
         "auto", "weight of the entropy bonus; auto: 0 for Box actions, otherwise 0.01", ge=0, words=("auto",)
     )
-    critic_coeff: float = option(0.5, "weight of the value loss", ge=0)
+    critic_coeff: float = option(0.5, "weight of the value loss", ge=0, read_by={"loss.baseline": (True,)})
 
 
 @dataclass
@@ -253,11 +249,6 @@ class PenalisedPPOOptions(PPOOptions):
 class ReinforceOptions(PolicyGradientOptions):
     baseline: bool = option(True, "subtract a learned state value from returns")
 
-    def problems(self) -> Iterator[Problem]:
-        if self.critic_coeff != 0.5 and not self.baseline:
-            what = "loss.critic_coeff has no meaning with loss.baseline=false"
-            yield Problem(what, "use loss.baseline=true, or leave it out")
-
 
 @dataclass
 class BootstrappedOptions(LossOptions):
@@ -280,16 +271,11 @@ class DQNOptions(BootstrappedOptions):
 @dataclass
 class SACOptions(BootstrappedOptions):
     alpha: float | int | str = option("auto", "entropy coefficient (temperature); auto: learned", gt=0, words=("auto",))
-    alpha_init: float = option(1.0, "initial value of a learned alpha", gt=0)
+    alpha_init: float = option(1.0, "initial value of a learned alpha", gt=0, read_by={"loss.alpha": ("auto",)})
     target_entropy: float | int | str = option(
-        "auto", "target entropy of a learned alpha; auto: minus the number of action dims", words=("auto",)
-    )
-
-    def problems(self) -> Iterator[Problem]:
-        learned = {"alpha_init": self.alpha_init != 1, "target_entropy": self.target_entropy != "auto"}
-        for name in (name for name, given in learned.items() if given and self.alpha != "auto"):
-            what = f"loss.{name} has no meaning with loss.alpha={self.alpha}"
-            yield Problem(what, "use loss.alpha=auto, or leave it out")
+        "auto", "target entropy of a learned alpha; auto: minus the number of action dims", words=("auto",),
+        read_by={"loss.alpha": ("auto",)},
+    )  # fmt: skip
 
 
 LOSSES = {
