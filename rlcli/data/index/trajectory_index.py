@@ -20,7 +20,7 @@ from rlcli import arguments, kernels
 from rlcli.data.index.arrays import IndexArrays
 from rlcli.errors import ArgumentError
 from rlcli.kernels import index as layout
-from rlcli.kernels.index import EXACT, HAS_IDS
+from rlcli.kernels.index import HAS_IDS
 
 _NO_TABLE = np.empty(0, np.int64)
 
@@ -88,25 +88,20 @@ class TrajectoryIndex(IndexArrays):
         lanes : bool array ``[lanes]``, optional
             Those that are cut; all by default, and always those that are `named`.
         """
-        chosen = np.ones(self.space.lanes, bool) if lanes is None else lanes
-        kernels.index.read.cut_nameless(self.scalars, self.runs, self.trajs, self.slots, chosen)
-        if not named or not self.scalars[HAS_IDS]:
+        if self.scalars[HAS_IDS] and not named:
             return
-        states = self.trajs[layout.STATE]
-        for traj in np.flatnonzero((states == layout.OPEN) | (states == layout.PARKED)).tolist():
-            states[traj] = layout.CLOSED
-            lane, at = self.trajs[layout.LANE, traj], self.trajs[layout.LAST, traj] & (self.runs.shape[2] - 1)
-            if not self.scalars[EXACT]:
-                self.give_slot(int(self.runs[layout.WHERE, lane, at]))
-                self.runs[layout.WHERE, lane, at] = layout.BELOW
-        self.refresh()
+        states, lane_of = self.trajs[[layout.STATE, layout.LANE]]
+        chosen = True if lanes is None or self.scalars[HAS_IDS] else lanes[lane_of]
+        for traj in np.flatnonzero(((states == layout.OPEN) | (states == layout.PARKED)) & chosen).tolist():
+            self.close(traj)
+        if self.scalars[HAS_IDS]:
+            self.refresh()
 
     # ---- rows --------------------------------------------------------------------------------------------------
     def successors(self, rows: np.ndarray) -> np.ndarray:
         """The row in which each row's trajectory goes on, int64; -1 where no such row is stored."""
-        out = np.empty(len(rows), np.int64)
-        kernels.index.read.successors(*self.of_rows, rows, out)
-        return out
+        path, steps = self.walk(rows, 2)
+        return np.where(steps > 1, path[:, 1], -1)
 
     def goes_below(self, rows: np.ndarray) -> np.ndarray:
         """Whether each row's trajectory goes on in the row below it, bool."""
