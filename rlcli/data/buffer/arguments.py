@@ -10,11 +10,9 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.data.ring.ring import Ring
-from rlcli.data.samplers.sampler import live_rows
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
-from rlcli.typed import MOST
 
 LIST_SIZE = 1000  # objects of a buffer that was given no storage
 
@@ -78,57 +76,44 @@ def made(name: str, part: Any, kind: type) -> Any:
 
 
 def rows_at(ring: Ring, place: Any) -> np.ndarray:
-    """Return row numbers int64 in the shape of what is asked for; slices and masks count live rows."""
-    rows = _rows_at(ring, place)
+    """Return row numbers int64 in the shape of what is asked for; live rows are those below their count."""
+    side_by_side = not ring.objects and len(ring.lane_shape) > 0
+    if side_by_side and isinstance(place, tuple):  # numpy takes a tensor of one element for a number
+        place = tuple(x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x for x in place)
+    if place is Ellipsis or isinstance(place, slice) or (side_by_side and isinstance(place, tuple)):
+        live = np.arange(len(ring))
+        if side_by_side:
+            live = np.moveaxis(live.reshape(-1, *ring.lane_shape), 0, -1)  # [*envs, steps]
+        try:
+            rows = np.asarray(live[place])
+        except (IndexError, ValueError) as error:
+            raise ArgumentError(f"the buffer is {list(live.shape)}", why=str(error)) from error
+    else:
+        rows = _numbered(place, len(ring))
     if not rows.size and not ring.objects and not ring.fields:
         raise ArgumentError("the buffer is empty", fix="Extend it before reading.")
     return rows
 
 
-def _rows_at(ring: Ring, place: Any) -> np.ndarray:
-    if isinstance(place, bool | np.bool_):
-        raise _unusable(place)
-    if isinstance(place, int | np.integer):
-        if not -MOST < place < MOST:
-            raise _unusable(place)
-        return _checked(ring, np.array(place, np.int64))
-    side_by_side = not ring.objects and len(ring.lane_shape) > 0
-    if side_by_side and isinstance(place, tuple):  # numpy takes a tensor of one element for a number
-        place = tuple(x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x for x in place)
-    if place is Ellipsis or isinstance(place, slice) or (side_by_side and isinstance(place, tuple)):
-        live = np.sort(live_rows(ring))
-        if side_by_side:
-            live = np.moveaxis(live.reshape(-1, *ring.lane_shape), 0, -1)  # [*envs, steps]
-        try:
-            return np.asarray(live[place])
-        except (IndexError, ValueError) as error:
-            raise ArgumentError(f"the buffer is {list(live.shape)}", why=str(error)) from error
-    if isinstance(place, torch.Tensor):
-        place = place.detach().cpu().numpy()
+def _numbered(place: Any, count: int) -> np.ndarray:
+    """Return the rows that numbers, or a mask over all rows, name."""
     try:
-        rows = np.asarray(place)
-    except ValueError:
-        raise _unusable(place) from None
-    if rows.dtype == np.bool_ and rows.shape == (len(ring),):
-        return np.sort(live_rows(ring))[rows]
-    if rows.size == 0:
+        given = np.asarray(place.detach().cpu() if isinstance(place, torch.Tensor) else place)
+    except ValueError:  # lists of other lengths
+        given = np.array(None)
+    if given.dtype == np.bool_ and given.shape == (count,):
+        return np.flatnonzero(given)
+    if not given.size:
         return np.empty(0, np.int64)
-    if rows.dtype.kind not in "iu" or rows.ndim > 1:
-        raise _unusable(place)
-    return _checked(ring, rows.astype(np.int64))
-
-
-def _checked(ring: Ring, rows: np.ndarray) -> np.ndarray:
-    if (rows < 0).any():
-        rows = np.where(rows < 0, rows + len(ring), rows)
-    live = ring.space.are_live(rows, ring.cursor)
-    if not live.all():
-        raise ArgumentError("no such row is stored", why=f"row {rows[~live][0]}, in a buffer that holds {len(ring)}")
+    if given.dtype.kind not in "iu" or given.ndim > 1:
+        what = f"{type(place).__name__} of shape {list(place.shape)}" if hasattr(place, "shape") else repr(place)
+        raise ArgumentError(
+            "rows are named by a number, a slice, a list or tensor of numbers, or a mask over all rows",
+            why=f"got {what}",
+        )
+    rows = given.astype(np.int64)
+    rows = np.where(rows < 0, rows + count, rows)
+    gone = rows[(rows < 0) | (rows >= count)]
+    if gone.size:
+        raise ArgumentError("no such row is stored", why=f"row {gone[0]}, in a buffer that holds {count}")
     return rows
-
-
-def _unusable(place: Any) -> ArgumentError:
-    what = f"{type(place).__name__} of shape {list(place.shape)}" if hasattr(place, "shape") else repr(place)
-    return ArgumentError(
-        "rows are named by a number, a slice, a list or tensor of numbers, or a mask over all rows", why=f"got {what}"
-    )

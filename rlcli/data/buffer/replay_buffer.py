@@ -424,12 +424,8 @@ class ReplayBuffer:
     def state_and_ring(self, held: HeldRows | None = None) -> tuple[dict[str, Any], LiveRows | None]:
         """`state_dict` without the rows, and the ring that they are to be saved from; None: they are in the state.
 
-        No second copy of the rows is made. Nothing may be written until they are saved.
-
-        Parameters
-        ----------
-        held : HeldRows, optional
-            What `hold` gave: as it was then. Afterwards the buffer can only be closed.
+        No second copy of the rows is made. Nothing may be written until they are saved. With what `hold` gave: as it
+        was then; afterwards the buffer can only be closed.
         """
         if self.inbox is not None or self.ring.objects:
             return self.state_dict(), None

@@ -57,7 +57,7 @@ class SavedParts:
         ring = self.ring
         rows: dict[str, Any] = {"ring": ring.state_dict(), "columns": {}}
         if columns and len(ring):
-            rows["columns"] = ring.storage.gather(np.sort(ring.space.live_rows(ring.cursor)))
+            rows["columns"] = ring.storage.gather(np.arange(len(ring)))
         return {"rows": rows, "rest": self.rest()}
 
     @staticmethod

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
-from rlcli.data.buffer.arguments import LIST_SIZE
+from rlcli.data.buffer.arguments import LIST_SIZE, made
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.samplers.sampler import learned_from
 from rlcli.data.storages.storage import Storage
@@ -115,8 +115,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         from rlcli.data.samplers.prioritized import PrioritizedSampler
 
-        if storage is not None and not isinstance(storage, Storage):
-            raise ArgumentError("a prioritized buffer needs a storage", fix="For instance LazyTensorStorage(100_000).")
+        storage = None if storage is None else made("storage", storage, Storage)
         size = LIST_SIZE if storage is None else storage.max_size
         sampler = PrioritizedSampler(size, alpha, beta, eps, reduction)
         super().__init__(storage=storage, sampler=sampler, **options)

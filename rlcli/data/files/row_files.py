@@ -133,14 +133,13 @@ class RowFiles:
 
     def _linked(self, path: Path, number: int, start: int, stop: int, disk: Disk) -> tuple[RowFile, Stamp] | None:
         """Return a full segment of a storage on disk, which will never change."""
-        segment = self._segments.get(number)
-        if segment is None or not disk.link(segment.path, path / _name(number)):
+        old, stamp = self._segments.get(number, (path, None))
+        if stamp is None or not disk.link(old, path / _name(number)):
             return None
-        rows = segment.rows
+        rows = self.storage.segment_rows
         raw: list[int | None] = [None] * len(self.storage.fields)
         first = number * rows
-        file = RowFile(_name(number), first, rows, start - first, stop - first, raw)
-        return file, Stamp(segment.nbytes, segment.checksum())
+        return RowFile(_name(number), first, rows, start - first, stop - first, raw), stamp()
 
     def _written(self, path: Path, number: int, start: int, stop: int, disk: Disk) -> tuple[RowFile, Stamp]:
         storage = self.storage

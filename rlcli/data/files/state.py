@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from rlcli.errors import ArgumentError, DamagedDataError, RlcliError, in_words
 
@@ -54,17 +55,8 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def copied(tree: Any) -> Any:
     """Return a state whose tensors and arrays nobody else writes; tensors on the CPU."""
-    if type(tree) in _PLAIN or type(tree) is float:
-        return tree
-    if isinstance(tree, Tensor):
-        return tree.detach().clone() if tree.is_cpu else tree.cpu()
-    if isinstance(tree, np.ndarray):
-        return tree.copy()
-    if isinstance(tree, dict):
-        return {key: copied(x) for key, x in tree.items()}
-    if isinstance(tree, list | tuple):
-        return getattr(type(tree), "_make", type(tree))([copied(x) for x in tree])  # a NamedTuple takes its fields
-    return tree
+    tree = tree_map_only(np.ndarray, np.ndarray.copy, tree)
+    return tree_map_only(Tensor, lambda x: x.detach().clone() if x.is_cpu else x.cpu(), tree)
 
 
 def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,10 @@ from rlcli.data.fields import DTYPES
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.typed import Check, Misfit, choice, listed, mapping, parsed, record, row, text, whole
 
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+_NAMES = {  # float64 -> F64, bfloat16 -> BF16, bool -> BOOL
+    dtype: name.replace("float", "f").replace("uint", "u").replace("int", "i").upper()
+    for name, dtype in DTYPES.items()
+    if re.fullmatch(r"b?float(16|32|64)|u?int(8|16|32|64)|bool", name)
 }
 
 

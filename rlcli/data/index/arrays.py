@@ -88,17 +88,17 @@ class IndexArrays:
         return sum(array.nbytes for array in arrays)
 
     # ---- growing -----------------------------------------------------------------------------------------------------
-    def grow(self) -> None:
-        """Make room for the runs that were asked for last."""
-        need = int(self.scalars[layout.NEED_RUNS])
+    def grow(self, runs: int | None = None) -> None:
+        """Make room for so many runs more, or those that were asked for last; for a trajectory and a slot of each."""
+        need = int(self.scalars[layout.NEED_RUNS]) if runs is None else runs
         held = self.lanes[layout.TAIL] - self.lanes[layout.HEAD]
         room = self.runs.shape[2]
         if (wanted := _power(int(held.max()) + need)) > room:
-            runs = np.zeros((5, self.space.lanes, wanted), np.int64)
+            grown = np.zeros((5, self.space.lanes, wanted), np.int64)
             for lane in range(self.space.lanes):
                 numbers = np.arange(self.lanes[layout.HEAD, lane], self.lanes[layout.TAIL, lane])
-                runs[:, lane, numbers & (wanted - 1)] = self.runs[:, lane, numbers & (room - 1)]
-            self.runs = runs
+                grown[:, lane, numbers & (wanted - 1)] = self.runs[:, lane, numbers & (room - 1)]
+            self.runs = grown
         if (wanted := int(self.scalars[layout.TRAJ_LIVE]) + need) > self.trajs.shape[1]:
             trajs = np.zeros((5, max(wanted, self.trajs.shape[1] * 5 // 4)), np.int64)
             trajs[:, : self.trajs.shape[1]] = self.trajs
@@ -126,8 +126,7 @@ class IndexArrays:
         notes = self.notes[: length * self.space.lanes]
         notes[rows] &= ~np.uint8(layout.GOES | layout.PLAIN_ROW)
         inner = notes.reshape(self.space.lanes, length)[:, 1:]
-        self.scalars[layout.NEED_RUNS] = self.space.lanes + np.count_nonzero(inner & layout.PLAIN_ROW == 0)
-        self.grow()
+        self.grow(self.space.lanes + int(np.count_nonzero(inner & layout.PLAIN_ROW == 0)))
 
     def finish(self, other: IndexArrays) -> None:
         """Go on where another index stands; without ids what is closed there stays so."""
@@ -138,25 +137,24 @@ class IndexArrays:
         for lane in range(self.space.lanes):
             run, state = self._newest(lane), other.trajs[layout.STATE, other._newest(lane)[layout.TRAJ]]
             if state != layout.OPEN and self.trajs[layout.STATE, run[layout.TRAJ]] == layout.OPEN:
-                self.trajs[layout.STATE, run[layout.TRAJ]] = layout.CLOSED
-                if not self.scalars[EXACT]:
-                    self.give_slot(int(run[layout.WHERE]))
-                    run[layout.WHERE] = layout.BELOW
+                self.close(int(run[layout.TRAJ]))
 
     def _newest(self, lane: int) -> np.ndarray:
         """Return the newest run of a lane; not a copy."""
         return self.runs[:, lane, (self.lanes[layout.TAIL, lane] - 1) & (self.runs.shape[2] - 1)]
 
-    # ---- for `cut_out`, one at a time --------------------------------------------------------------------------
-    def reserve(self, rows: int) -> None:
-        """Reserve room to cut out so many rows: each leaves two more runs and three slots."""
-        self.scalars[layout.NEED_RUNS] = 3 * rows
-        self.grow()
+    def close(self, traj: int) -> None:
+        """Let nothing go on with an open trajectory."""
+        self.trajs[layout.STATE, traj] = layout.CLOSED
+        if not self.scalars[EXACT]:
+            at = self.trajs[layout.LAST, traj] & (self.runs.shape[2] - 1)
+            run = self.runs[:, self.trajs[layout.LANE, traj], at]
+            self.give_slot(int(run[layout.WHERE]))
+            run[layout.WHERE] = layout.BELOW
 
+    # ---- for `cut_out`, one at a time, where there is room ---------------------------------------------------------
     def new_traj(self, traj_id: int, lane: int) -> int:
         """Return the number of a new trajectory, whose runs the caller sets."""
-        self.scalars[layout.NEED_RUNS] = 1
-        self.grow()
         return int(kernels.index.table.new_traj(self.scalars, self.trajs, traj_id, lane, 0))
 
     def end_traj(self, traj: int) -> None:
@@ -167,8 +165,6 @@ class IndexArrays:
 
     def slot_of(self, packed: np.ndarray | None) -> int:
         """Return a slot of the side pool with these bytes."""
-        self.scalars[layout.NEED_RUNS] = 1
-        self.grow()
         slot = int(kernels.index.table.new_slot(self.scalars, self.slots))
         assert self.pool is not None and packed is not None
         self.pool.memory[slot] = packed
@@ -178,12 +174,6 @@ class IndexArrays:
         """Free a slot, if it is one."""
         if slot >= 0:
             kernels.index.table.free_slot(self.scalars, self.slots, slot)
-
-    def need_runs(self, count: int) -> None:
-        """Reserve room for this many runs in every env."""
-        held = int((self.lanes[layout.TAIL] - self.lanes[layout.HEAD]).max())
-        self.scalars[layout.NEED_RUNS] = max(0, count - held)
-        self.grow()
 
     def refresh(self) -> None:
         """Derive bits and parked trajectories anew from runs and states."""

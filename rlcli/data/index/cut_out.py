@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rlcli.data.index.arrays import IndexArrays
 
 
+ROOM = 3  # runs, and slots, that must be free for each row: it leaves two more runs and three slots
+
+
 @dataclass(eq=False)
 class _Run:
     first: int
@@ -36,7 +39,7 @@ def cut_out(
     arrays: IndexArrays, rows: np.ndarray, ids: np.ndarray, ends: np.ndarray,
     before: np.ndarray | None, after: np.ndarray | None,
 ) -> None:  # fmt: skip
-    """Make each of these rows (int64 `[N]`, live, each once) a trajectory of its own."""
+    """Make each of these rows (int64 `[N]`, live, each once) a trajectory of its own; see `ROOM`."""
     steps = arrays.space.steps_of(rows, arrays.cursor)
     lanes = rows % arrays.space.lanes
     for lane in np.unique(lanes).tolist():
@@ -117,7 +120,6 @@ def _let_go(arrays: IndexArrays, readers: list[_Run | None], run: _Run, before: 
 
 
 def _put_back(arrays: IndexArrays, lane: int, runs: list[_Run]) -> None:
-    arrays.need_runs(len(runs))
     number = {id(run): i for i, run in enumerate(runs)}
     arrays.lanes[:, lane] = 0, len(runs)
     seen: set[int] = set()

@@ -20,24 +20,16 @@ from rlcli import arguments, kernels
 from rlcli.data.index.arrays import IndexArrays
 from rlcli.errors import ArgumentError
 from rlcli.kernels import index as layout
-from rlcli.kernels.index import EXACT, HAS_IDS
+from rlcli.kernels.index import HAS_IDS
 
 _NO_TABLE = np.empty(0, np.int64)
 
 
 class TrajectoryIndex(IndexArrays):
-    """See the module; all that it knows are its arrays.
+    """Follow the rows of a ring of `steps` and `lanes`; all that it knows are its arrays.
 
-    Parameters
-    ----------
-    steps, lanes : int
-        Of the ring.
-    has_ids : bool
-        Rows carry trajectory ids.
-    pool : Pairs, optional
-        Where next observations are kept that no row stands for; without one they are not known.
-    exact : bool
-        Every row's next observation must be found again, not only those of open trajectories.
+    `has_ids`: rows carry trajectory ids. `pool` keeps next observations that no row stands for; without one they are
+    not known. `exact`: every row's next observation must be found again, not only those of open trajectories.
     """
 
     _table: tuple[tuple | None, np.ndarray, np.ndarray] = (None, _NO_TABLE, _NO_TABLE)
@@ -49,17 +41,9 @@ class TrajectoryIndex(IndexArrays):
     ) -> None:  # fmt: skip
         """Compare the steps ``[start, stop)`` of a batch ``[lanes, length]``, and make room for their runs.
 
-        No answer of the index changes, also where there is no memory for more.
-
-        Parameters
-        ----------
-        pairs : int64 array ``[6, K]``
-            Addresses of observations and next observations, see `rlcli.kernels.index.write`.
-        form : int
-            How next observations are given; `where` is int32 and belongs to the form.
-        ids, done : int64 and bool array ``[lanes * length]``
-        per_env : int
-            Rows of one env in a flat batch; `length` elsewhere.
+        No answer of the index changes, also where there is no memory for more. `pairs`, int64 ``[6, K]``, `form` and
+        `where` say where next observations lie, see `rlcli.kernels.index.write`; `ids` (int64) and `done` (bool) are
+        ``[lanes * length]``; `per_env` are the rows of one env in a flat batch, `length` elsewhere.
         """
         if len(self.notes) < len(done):
             self.notes = np.empty(len(done), np.uint8)
@@ -81,32 +65,24 @@ class TrajectoryIndex(IndexArrays):
         self.version += 1
 
     def cut(self, *, named: bool = False, lanes: np.ndarray | None = None) -> None:
-        """What is written next goes on with no trajectory that has no id; with `named`, with none at all.
+        """Let what is written next, in `lanes` (bool ``[lanes]``; all), go on with no trajectory without an id.
 
-        Parameters
-        ----------
-        lanes : bool array ``[lanes]``, optional
-            Those that are cut; all by default, and always those that are `named`.
+        `named`: with none at all, in all lanes.
         """
-        chosen = np.ones(self.space.lanes, bool) if lanes is None else lanes
-        kernels.index.read.cut_nameless(self.scalars, self.runs, self.trajs, self.slots, chosen)
-        if not named or not self.scalars[HAS_IDS]:
+        if self.scalars[HAS_IDS] and not named:
             return
-        states = self.trajs[layout.STATE]
-        for traj in np.flatnonzero((states == layout.OPEN) | (states == layout.PARKED)).tolist():
-            states[traj] = layout.CLOSED
-            lane, at = self.trajs[layout.LANE, traj], self.trajs[layout.LAST, traj] & (self.runs.shape[2] - 1)
-            if not self.scalars[EXACT]:
-                self.give_slot(int(self.runs[layout.WHERE, lane, at]))
-                self.runs[layout.WHERE, lane, at] = layout.BELOW
-        self.refresh()
+        states, lane_of = self.trajs[[layout.STATE, layout.LANE]]
+        chosen = True if lanes is None or self.scalars[HAS_IDS] else lanes[lane_of]
+        for traj in np.flatnonzero(((states == layout.OPEN) | (states == layout.PARKED)) & chosen).tolist():
+            self.close(traj)
+        if self.scalars[HAS_IDS]:
+            self.refresh()
 
     # ---- rows --------------------------------------------------------------------------------------------------
     def successors(self, rows: np.ndarray) -> np.ndarray:
         """The row in which each row's trajectory goes on, int64; -1 where no such row is stored."""
-        out = np.empty(len(rows), np.int64)
-        kernels.index.read.successors(*self.of_rows, rows, out)
-        return out
+        path, steps = self.walk(rows, 2)
+        return np.where(steps > 1, path[:, 1], -1)
 
     def goes_below(self, rows: np.ndarray) -> np.ndarray:
         """Whether each row's trajectory goes on in the row below it, bool."""
@@ -144,15 +120,7 @@ class TrajectoryIndex(IndexArrays):
         return out[0], out[1], out[2]
 
     def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Go on along each row's trajectory.
-
-        Returns
-        -------
-        path : int64 array ``[N, n]``
-            The row itself and those after it; where the trajectory's stored rows run out, the last one again.
-        steps : int64 array ``[N]``
-            How many different rows there are, 1 to n; ``path[:, -1]`` is the last of them.
-        """
+        """Return each row and those after it, int64 ``[N, n]``, the last one repeated; and how many differ, ``[N]``."""
         path, steps = np.empty((len(rows), n), np.int64), np.empty(len(rows), np.int64)
         kernels.index.read.walk(*self.of_rows, rows, path, steps)
         return path, steps
@@ -164,13 +132,10 @@ class TrajectoryIndex(IndexArrays):
         return int(self.scalars[layout.TRAJ_LIVE])
 
     def trajectories(self) -> dict[str, np.ndarray]:
-        """All stored trajectories, oldest row first.
+        """Return all stored trajectories, oldest row first, as arrays ``[count]``.
 
-        Returns
-        -------
-        dict of arrays ``[count]``
-            `id`, `number`, `length` (live rows), `position` (of the oldest live row: how many were overwritten),
-            `row` (where that one lies), `lane`, `closed` (nothing can be added to it).
+        `id`, `number`, `length` (live rows), `position` (of the oldest live row: how many were overwritten), `row`
+        (where that one lies), `lane`, `closed` (nothing can be added to it).
         """
         high = int(self.scalars[layout.TRAJ_HIGH])
         found = np.zeros((high, 3), np.int64)
@@ -197,24 +162,7 @@ class TrajectoryIndex(IndexArrays):
         span: bool | int | tuple = False,
         weighting: str = "transition",
     ) -> Slices:
-        """Slices of trajectories.
-
-        Parameters
-        ----------
-        random : RandomStream
-        count, slice_len : int
-        strict : bool
-            Leave out trajectories that are shorter than a slice; otherwise they are given whole.
-        span : bool, int or (left, right)
-            How many rows of a slice may lie before and after its trajectory, where they are cut away.
-        weighting : "transition" or "trajectory"
-            A trajectory's chance: in proportion to its rows, or the same for all.
-
-        Raises
-        ------
-        ArgumentError
-            No trajectory is long enough.
-        """
+        """Draw slices of trajectories, see `SliceSampler`; ArgumentError: none is long enough."""
         left, right = check_request(slice_len, count, span, weighting)
         assert self.cursor  # whoever samples has looked
         least, by_rows = slice_len if strict else 1, weighting == "transition"
@@ -231,19 +179,7 @@ class TrajectoryIndex(IndexArrays):
             numbers, weights = self._eligible(least, left + right, by_rows)
 
     def led_in(self, slices: Slices, most: int | np.ndarray) -> tuple[Slices, np.ndarray]:
-        """Slices that begin up to `most` rows earlier, as far as their trajectories go back.
-
-        Parameters
-        ----------
-        most : int, or int64 array ``[count]``
-            For all of them, or for each.
-
-        Returns
-        -------
-        Slices
-        added : int64 array ``[count]``
-            Rows that each was given.
-        """
+        """Return slices begun up to `most` rows (of all, or of each) earlier, and the rows that each was given."""
         first = slices.rows[np.cumsum(slices.lengths) - slices.lengths]
         _, positions, numbers = self.whose(first)
         most = np.broadcast_to(np.asarray(most, np.int64), first.shape)
@@ -276,54 +212,25 @@ class TrajectoryIndex(IndexArrays):
 
 # ---- random draws --------------------------------------------------------------------------------------------------
 class Slices(NamedTuple):
-    """Slices of trajectories, one after another.
+    """Slices of trajectories, one after another."""
 
-    Attributes
-    ----------
-    rows : int64 array ``[M]``
-    lengths : int64 array ``[count]``
-        Rows of each slice; they sum to M.
-    """
-
-    rows: np.ndarray
-    lengths: np.ndarray
+    rows: np.ndarray  # int64 [M]
+    lengths: np.ndarray  # int64 [count], rows of each slice; they sum to M
 
 
 class RandomStream:
-    """A generator that compiled loops draw from: xoshiro256++.
-
-    Parameters
-    ----------
-    seed : int, optional
-        Drawn from torch's global generator by default, so that `torch.manual_seed` covers it.
-
-    Attributes
-    ----------
-    state : uint64 array ``[4]``
-    """
+    """A generator that compiled loops draw from: xoshiro256++, by default with a seed of torch's global one."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.state = np.empty(4, np.uint64)
         self.seed(int(torch.randint(0, 2**62, ())) if seed is None else seed)
 
     def seed(self, seed: int) -> None:
-        """Start again from a seed; seeds that lie side by side give unrelated streams.
-
-        Raises
-        ------
-        ArgumentError
-            It is no whole number from 0 on.
-        """
+        """Start again from a seed, from 0 on; seeds that lie side by side give unrelated streams."""
         self.state[:] = np.random.SeedSequence(arguments.count("seed", seed, 0)).generate_state(4, np.uint64)
 
     def integers(self, bound: int, count: int) -> np.ndarray:
-        """Uniform integers in ``[0, bound)``, int64 ``[count]``.
-
-        Raises
-        ------
-        ArgumentError
-            There is none.
-        """
+        """Uniform integers in ``[0, bound)``, int64 ``[count]``; `bound` is 1 or more."""
         if bound < 1:
             raise ArgumentError("integers are drawn below a bound from 1 on", where="bound", why=f"got {bound}")
         out = np.empty(count, np.int64)

@@ -108,20 +108,11 @@ def build_full(
     *,
     batched: bool = True,
 ) -> dict[Key, Tensor]:
-    """Next observations `[N, T, *F]` as plain tensors: the rows below, the carrier, then the ends.
+    """Return next observations `[N, T, *F]` as plain tensors: the rows below, the carrier, then the ends.
 
-    Parameters
-    ----------
-    now : dict
-        Key -> `[N, T, *F]`.
-    after : dict
-        Key -> `[N, *F]`, what the lanes start the next batch from.
-    places : sequence of (t, lane)
-        Steps that ended an episode, in any order.
-    last : dict
-        Key -> `[len(places), *F]`, their true next observations; may be empty where `places` is.
-    batched : bool
-        False squeezes N = 1 away.
+    Of each key `now` is `[N, T, *F]`; `after` `[N, *F]`, what the lanes start the next batch from; `places` are the
+    (t, lane) that ended an episode, in any order, and `last` `[len(places), *F]` their true next observations, empty
+    where there are none. Not `batched`: N = 1 is squeezed away.
     """
     where = np.array(places, np.intp).reshape(-1, 2)
     out: dict[Key, Tensor] = {}

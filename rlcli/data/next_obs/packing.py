@@ -24,24 +24,12 @@ from rlcli.keys import NEXT, Key, as_tuple, under_next, unravel
 
 
 class Packed(NamedTuple):
-    """A batch of plain tensors only.
+    """A batch of plain tensors only."""
 
-    Attributes
-    ----------
-    batch : TensorDictBase ``[*B]``
-        Without the next observations that can be rebuilt.
-    ends : Tensor or None
-        int32 ``[E]``, see `Rows.from_ends`.
-    extra : dict
-        Observation key (without "next") -> ``[E, *F]``.
-    sparse : dict
-        Key of a sparse column -> the rows that hold something.
-    """
-
-    batch: TensorDictBase
-    ends: Tensor | None
-    extra: dict[Key, Tensor]
-    sparse: Mapping[Key, Sparse] = MappingProxyType({})
+    batch: TensorDictBase  # [*B], without the next observations that can be rebuilt
+    ends: Tensor | None  # int32 [E], see `Rows.from_ends`
+    extra: dict[Key, Tensor]  # observation key (without "next") -> [E, *F]
+    sparse: Mapping[Key, Sparse] = MappingProxyType({})  # key of a sparse column -> the rows that hold something
 
 
 def pack(batch: TensorDictBase) -> Packed:
@@ -69,13 +57,7 @@ def pack(batch: TensorDictBase) -> Packed:
 
 
 def unpack(packed: Packed) -> TensorDictBase:
-    """The batch again, its next observations lazy.
-
-    Raises
-    ------
-    ArgumentError
-        Ends or extra rows do not fit the batch.
-    """
+    """The batch again, its next observations lazy; ArgumentError: ends or extra rows do not fit it."""
     return _lazy(packed, None if packed.ends is None else Successors.checked(packed.batch.shape, packed.ends))
 
 

@@ -159,8 +159,9 @@ class _Column:
     Both are queues with room behind: a write costs what it brings, not what is there.
 
     ```
-    numbers   .  .  7  9 12 15  .     places   .  .  4  5 -1  6  .     rows   r4 r5 r6  .
-                    ^head       ^tail                                         ^first    ^end
+    numbers   .  .  7  9 12 15  .
+    places    .  .  4  5 -1  6  .     rows   r4 r5 r6  .
+                    ^head       ^tail        ^first    ^end
     ```
     Places count all rows that were ever kept; -1 is a row of zeros, as states are at resets, and takes no memory.
     """
@@ -170,33 +171,32 @@ class _Column:
         self._clear(like)
 
     def _clear(self, like: Tensor) -> None:
-        self._numbers, self._places, self._rows = np.empty(0, np.int64), np.empty(0, np.int64), like.clone()
+        self._table, self.rows = np.empty((2, 0), np.int64), like.clone()  # numbers and places; rows `[N, *F]`
         self._head = self._tail = self._first = self._end = 0
 
     @property
-    def rows(self) -> Tensor:
-        """Some rows `[N, *F]`."""
-        return self._rows
+    def _live(self) -> np.ndarray:
+        return self._table[:, self._head : self._tail]
 
     @property
     def held(self) -> np.ndarray:
         """Return the numbers of all rows that hold something."""
-        return self._numbers[self._head : self._tail]
+        return self._live[0]
 
     @property
     def nbytes(self) -> int:
-        return self._numbers.nbytes + self._places.nbytes + self._rows.nbytes
+        return self._table.nbytes + self.rows.nbytes
 
     def forget(self, numbers: np.ndarray, base: int) -> None:
         """Forget what lies below `base`, and these."""
-        dropped = int(np.searchsorted(self.held, base))
-        self._head += dropped
+        before, self._head = self._head, self._head + int(np.searchsorted(self.held, base))
+        after = self._tail
         if self._head < self._tail and len(numbers) and numbers.min() <= self.held[-1]:
-            gone = np.isin(self.held, numbers)
-            dropped += int(gone.sum())
-            self._set(self.held[~gone], self._places[self._head : self._tail][~gone])
-        if dropped and self._head == self._tail:
-            self._clear(self._rows[:0])
+            kept = self._live[:, ~np.isin(self.held, numbers)]
+            self._tail = self._head + kept.shape[1]
+            self._live[:] = kept
+        if before < after and self._head == self._tail:
+            self._clear(self.rows[:0])
 
     def add(self, numbers: np.ndarray, rows: Tensor) -> None:
         """Add rows ``[N, *F]`` of numbers that hold nothing."""
@@ -205,49 +205,40 @@ class _Column:
         own = (bytes_of(rows) != 0).any(1).numpy() if math.isnan(self.nothing) else np.ones(len(rows), bool)
         count, behind = int(own.sum()), self._head == self._tail or numbers.min() > self.held[-1]
         self._make_room(len(numbers), count)
-        self._rows[self._end - self._first : self._end - self._first + count] = rows[torch.from_numpy(own)]
+        self.rows[self._end - self._first : self._end - self._first + count] = rows[torch.from_numpy(own)]
         places = np.full(len(numbers), -1)
         places[own] = np.arange(self._end, self._end + count)
         self._end += count
-        order = np.argsort(numbers, kind="stable")
-        new = slice(self._tail, self._tail + len(numbers))
-        self._numbers[new], self._places[new] = numbers[order], places[order]
-        self._tail = new.stop
-        if not behind:
-            order = np.argsort(self.held, kind="stable")
-            self._set(self.held[order], self._places[self._head : self._tail][order])
+        apart = self._tail if behind else self._head
+        self._table[:, self._tail : self._tail + len(numbers)] = numbers, places
+        self._tail += len(numbers)
+        unsorted = self._table[:, apart : self._tail]
+        unsorted[:] = unsorted[:, np.argsort(unsorted[0])]
 
     def read(self, numbers: np.ndarray) -> tuple[np.ndarray, Tensor]:
         """Say which of some rows int64 `[N]` hold something, and what."""
         if not len(self.held):
-            return np.empty(0, np.int64), self._rows[:0]
+            return np.empty(0, np.int64), self.rows[:0]
         found = np.minimum(np.searchsorted(self.held, numbers), len(self.held) - 1)
         at = np.flatnonzero(self.held[found] == numbers)
-        places = self._places[self._head + found[at]]
-        rows = self._rows.new_zeros(len(at), *self._rows.shape[1:])
+        places = self._live[1, found[at]]
+        rows = self.rows.new_zeros(len(at), *self.rows.shape[1:])
         own = places >= 0
-        rows[torch.from_numpy(own)] = self._rows[torch.from_numpy(places[own] - self._first)]
+        rows[torch.from_numpy(own)] = self.rows[torch.from_numpy(places[own] - self._first)]
         return at, rows
 
-    def _set(self, numbers: np.ndarray, places: np.ndarray) -> None:
-        self._tail = self._head + len(numbers)
-        self._numbers[self._head : self._tail], self._places[self._head : self._tail] = numbers, places
-
     def _make_room(self, numbers: int, rows: int) -> None:
-        live = self._tail - self._head
-        if self._tail + numbers > len(self._numbers):
-            size = _room(live + numbers, len(self._numbers))
-            old, places = self._numbers, self._places
-            self._numbers, self._places = np.empty(size, np.int64), np.empty(size, np.int64)
-            self._numbers[:live], self._places[:live] = old[self._head : self._tail], places[self._head : self._tail]
-            self._head, self._tail = 0, live
-        if self._end - self._first + rows > len(self._rows):
-            places = self._places[self._head : self._tail]
-            first = int(places[places >= 0].min(initial=self._end))  # what lies before it nobody has any more
-            kept = self._rows[first - self._first : self._end - self._first]
-            grown = self._rows.new_empty(_room(len(kept) + rows, len(self._rows)), *self._rows.shape[1:])
+        live = self._live
+        if self._tail + numbers > self._table.shape[1]:
+            self._head, self._tail = 0, live.shape[1]
+            self._table = np.empty((2, _room(self._tail + numbers, self._table.shape[1])), np.int64)
+            self._live[:] = live
+        if self._end - self._first + rows > len(self.rows):
+            first = int(live[1][live[1] >= 0].min(initial=self._end))  # what lies before it nobody has any more
+            kept = self.rows[first - self._first : self._end - self._first]
+            grown = self.rows.new_empty(_room(len(kept) + rows, len(self.rows)), *self.rows.shape[1:])
             grown[: len(kept)] = kept
-            self._rows, self._first = grown, first
+            self.rows, self._first = grown, first
 
 
 def _room(needed: int, now: int) -> int:

@@ -78,8 +78,7 @@ class RingSpace:
 
     def are_live(self, rows: np.ndarray, cursor: int) -> np.ndarray:
         """Say which of these numbers, int64 `[N]`, are rows that hold something, bool."""
-        live = (rows - self.base(cursor) * self.lanes) % self.size < self.count(cursor)
-        return (rows >= 0) & (rows < self.size) & live
+        return (rows >= 0) & (rows < self.count(cursor))
 
 
 def warn_of_left_out(rows: int, most: int) -> bool:

@@ -114,7 +114,7 @@ def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: i
 # ---- single rows -----------------------------------------------------------------------------------------------
 def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor], sparse: Mapping[Key, Sparse]) -> None:
     """Write columns `[N, *F]` over live rows int64 `[N]`, the last of two alike; changed keys cut a trajectory."""
-    from rlcli.data.index.cut_out import cut_out
+    from rlcli.data.index.cut_out import ROOM, cut_out
 
     index, pairs, markers, stacks = contents.index, contents.pairs, contents.layout.markers, contents.stacks
     numbers = contents.space.numbers_of(rows, index.cursor)
@@ -124,7 +124,7 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
     changed = np.flatnonzero(_changed(contents, rows, columns, [*pairs.keys, *pairs.nexts, *markers.keys]))
     others = {key: np.flatnonzero(_changed(contents, rows, columns, [key])) for key in stacks}
     with room_for(len(rows)):  # all of it before anything changes
-        index.reserve(len(changed))
+        index.grow(ROOM * len(changed))
         for key, other in others.items():
             stacks[key].reserve(index, rows[other])
     stored = {key: columns[key].contiguous() for key in contents.stored}

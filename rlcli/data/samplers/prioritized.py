@@ -258,7 +258,7 @@ class PrioritizedSampler(Sampler):
         self._base, self.beta, self._met = int(state["base"]), float(state["beta"]), None
 
     def loaded(self, ring: Ring) -> None:
-        dead = np.flatnonzero(~ring.space.are_live(np.arange(self.max_capacity), ring.cursor))
+        dead = np.arange(len(ring), self.max_capacity)
         self._tree.set(dead, np.zeros(len(dead)))
         self._base, self._met = ring.base * ring.lanes, ring.cursor * ring.lanes
 

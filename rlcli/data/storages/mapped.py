@@ -55,21 +55,7 @@ MAPPED = 8192  # files at a time; a process may have some 65,000 mappings
 
 
 class MappedStorage(Storage):
-    """Rows on disk that are only read.
-
-    Parameters
-    ----------
-    max_size : int
-    ndim : int
-    fields : dict of key to Field, optional
-        Known beforehand where the rows come with the `state` of their ring.
-    capacity : int, optional
-        Of the ring that the rows were numbered in.
-    state : dict, optional
-        That of the ring, for whoever takes the rows over.
-    where : Path or str
-        For sentences.
-    """
+    """Rows on disk that are only read; `fields`, `capacity` and `state` are those of the ring that they come with."""
 
     fast = True
 
@@ -112,10 +98,7 @@ class MappedStorage(Storage):
     def attach(self, parts: Sequence[MappedRows], amended: Mapping[Key, np.ndarray] | None = None) -> None:
         """Say where the rows are, oldest first, each part going on where the one before it ends.
 
-        Parameters
-        ----------
-        amended : dict of key to int64 array
-            Flags that are set in these rows, by number and in order, whatever the file says.
+        `amended`: numbers of rows, in order, in which these flags are set, whatever the file says.
         """
         self.parts, self.amended = list(parts), dict(amended or {})
         for part, after in zip(self.parts, self.parts[1:], strict=False):

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.fields import width_of
-from rlcli.data.files.disk import SCRATCH, Disk
+from rlcli.data.files.disk import SCRATCH, Disk, Stamp
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.data.files.state import decode_state
 from rlcli.data.storages.row_journal import (
@@ -341,11 +341,12 @@ class LazyMemmapStorage(Storage):
     def segment_rows(self) -> int:
         return self._table.rows
 
-    def full_segments(self) -> dict[int, Segment]:
+    def full_segments(self) -> dict[int, tuple[Path, Callable[[], Stamp]]]:
         ours = self._journal is not None and self.has_our_rows
         said = self._journal.committed.pieces if ours else {}  # type: ignore[union-attr]
         here, rows = self._table.segments, self.segment_rows
-        return {n: here[n] for n, (version, p) in said.items() if here[n].version == version and p[-1].stop == rows}
+        full = [here[n] for n, (version, p) in said.items() if here[n].version == version and p[-1].stop == rows]
+        return {segment.number: (segment.path, segment.stamp) for segment in full}
 
     def _open(self) -> None:
         journal = RowJournal(self.folder, self.disk)

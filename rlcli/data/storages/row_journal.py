@@ -324,7 +324,7 @@ def named_files(
         except (DamagedDataError, ResourceError) as error:
             yield path, None, error.why
         else:
-            yield path, segment, segment.damaged(pieces)
+            yield path, segment, layout.damage(segment.bytes, number, pieces)
     if said.state:
         number, stamp = said.state
         path = folder / state_name(number)

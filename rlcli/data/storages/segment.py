@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rlcli import kernels
 from rlcli.data.fields import column_offsets
-from rlcli.data.files.disk import Disk, digest_of
+from rlcli.data.files.disk import Disk, Stamp, digest_of
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages.storage import contiguous
 from rlcli.errors import DamagedDataError, ResourceError
@@ -84,7 +84,7 @@ class Segment:
     def __init__(self, folder: Path, number: int, version: int, layout: SegmentLayout) -> None:
         self.number, self.version, self.layout = number, version, layout
         self.path = folder / name_of(number, version)
-        self._whole: str | None = None
+        self._whole: Stamp | None = None
         size = self.path.stat().st_size
         if size != layout.size:
             raise damaged_rows(self.path, f"it has {size} bytes, {layout.size} were reserved")
@@ -111,25 +111,11 @@ class Segment:
             path.unlink()
         return segment
 
-    @property
-    def rows(self) -> int:
-        """Rows that it has room for."""
-        return self.layout.rows
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of the file."""
-        return self.layout.size
-
-    def checksum(self) -> str:
-        """Return the checksum of the whole file, which is full."""
+    def stamp(self) -> Stamp:
+        """Return what the file is, which is full."""
         if self._whole is None:
-            self._whole = digest_of(memoryview(self.bytes))  # type: ignore[arg-type]
+            self._whole = Stamp(self.layout.size, digest_of(memoryview(self.bytes)))  # type: ignore[arg-type]
         return self._whole
-
-    def damaged(self, pieces: Iterable[SegmentPiece]) -> str | None:
-        """Say what is wrong with the rows that these checksums cover."""
-        return self.layout.damage(self.bytes, self.number, pieces)
 
 
 def damaged_rows(path: Path, why: str) -> DamagedDataError:

@@ -15,7 +15,7 @@ import gc
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,17 +31,7 @@ from rlcli.specs.field import Field
 if TYPE_CHECKING:
     from pathlib import Path
 
-    class FullFile(Protocol):
-        """Describe a file of rows that will never change: saved rows may be links to it."""
-
-        path: Path
-
-        @property
-        def rows(self) -> int: ...
-        @property
-        def nbytes(self) -> int: ...
-        def checksum(self) -> str: ...
-
+    from rlcli.data.files.disk import Stamp
 
 State = Callable[[], list[bytes | memoryview]]
 """The content of a file from which the owner of some rows can go on with them, made when it is asked for."""
@@ -269,8 +259,8 @@ class Storage(ABC):
         """Rows of a file, where these rows are saved in files: a power of two."""
         return rows_for(width_of(self.fields), self.capacity)
 
-    def full_segments(self) -> Mapping[int, FullFile]:
-        """Committed files that will never change, each with `segment_rows` rows, by the number of the file."""
+    def full_segments(self) -> Mapping[int, tuple[Path, Callable[[], Stamp]]]:
+        """Committed files that will never change, each with `segment_rows` rows, by number: saved rows may be links."""
         return {}
 
     def packed(self, key: Key, column: Tensor) -> bytes | None:

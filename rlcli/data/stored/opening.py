@@ -49,19 +49,7 @@ PIECE = 8192  # rows that are copied together
 
 
 def copy_rows(source: Any, target: ReplayBuffer, read: Callable[[np.ndarray], TensorDictBase]) -> int:
-    """Write the newest rows that fit; how many those are.
-
-    Parameters
-    ----------
-    source, target : ReplayBuffer
-    read : callable
-        From row numbers of the source to a batch ``[rows]`` of what is to be written.
-
-    Raises
-    ------
-    ArgumentError
-        The target keeps envs side by side, and not as many as the source.
-    """
+    """Write the newest rows that fit, as `read` gives them by row numbers of the source; how many those are."""
     ring: Ring = source.ring
     side_by_side = target.storage.ndim > 1
     if side_by_side and ring.storage.ndim == 1:

@@ -37,38 +37,16 @@ FRAMES, KEPT, DUMP, CHECKPOINT = "collected frames", "rows of a storage", "dump"
 
 
 class Place(NamedTuple):
-    """Stored steps.
+    """Stored steps."""
 
-    Attributes
-    ----------
-    kind : str
-        "collected frames", "rows of a storage", "dump" or "buffer in a checkpoint".
-    path : Path
-        The folder of the files themselves.
-    rows : int
-        Live ones.
-    about : dict
-        What is known of where they come from: "env" (its id), "config" (of the run) and "specs", as far as they are.
-    """
-
-    kind: str
-    path: Path
-    rows: int
-    about: dict[str, Any]
+    kind: str  # one of the four above
+    path: Path  # of the files themselves
+    rows: int  # live ones
+    about: dict[str, Any]  # where they come from: "env" (its id), "config" (of the run), "specs", as far as is known
 
 
 def find(path: Path | str) -> Place:
-    """What a run folder, or one of the folders in the module's picture, holds.
-
-    Where there are several dumps or checkpoints the newest that is whole counts.
-
-    Raises
-    ------
-    ConfigError
-        There are no stored steps here.
-    DamagedDataError
-        A journal or manifest is not as it was written, or all dumps or checkpoints are damaged.
-    """
+    """Return what a folder, see the module, holds; of several dumps or checkpoints the newest that is whole."""
     folder = Path(path)
     if not folder.is_dir():
         raise ConfigError("there is no such folder", where=str(path), fix="rlcli ls runs lists the runs.")

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlcli.kernels import index as ix
 from rlcli.kernels.compiled import compiled, copy_bytes
-from rlcli.kernels.index.table import base_of, find, first_step, free_slot
+from rlcli.kernels.index.table import base_of, find, first_step
 
 
 @compiled(borrows=True)
@@ -36,13 +36,6 @@ def after(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.nda
     if following < 0:
         return -1
     return first_step(scalars, runs, lanes, lane, following) % scalars[ix.STEPS] * count + lane
-
-
-@compiled(borrows=True)
-def successors(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray,
-               out: np.ndarray) -> None:  # fmt: skip
-    for i in range(len(rows)):
-        out[i] = after(scalars, runs, lanes, bits, rows[i])
 
 
 @compiled(borrows=True)
@@ -141,23 +134,6 @@ def walk(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndar
                     path[i, rest] = row
                 break
             path[i, j] = row
-
-
-@compiled(borrows=True)
-def cut_nameless(
-    scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, slots: np.ndarray, lanes: np.ndarray
-) -> None:
-    """Close open trajectories without ids, of the chosen lanes (bool, one each)."""
-    if scalars[ix.HAS_IDS] != 0:
-        return
-    for traj in range(scalars[ix.TRAJ_HIGH]):
-        lane = trajs[ix.LANE, traj]
-        if trajs[ix.STATE, traj] == ix.OPEN and lanes[lane]:
-            trajs[ix.STATE, traj] = ix.CLOSED
-            at = trajs[ix.LAST, traj] & (runs.shape[2] - 1)
-            if scalars[ix.EXACT] == 0 and runs[ix.WHERE, lane, at] >= 0:
-                free_slot(scalars, slots, runs[ix.WHERE, lane, at])
-                runs[ix.WHERE, lane, at] = -1
 
 
 @compiled(borrows=True)
