@@ -103,7 +103,6 @@ def remote() -> CollectorWorker:
 class PartCollector(Collector):
     """Collect a part of a parent's batches, which may end one early."""
 
-    fast = True
     _stop: np.ndarray | None = None
 
     def bind(self, columns: Mapping[Key, np.ndarray], steps: int) -> BoundBatch:
