@@ -84,6 +84,8 @@ class Episodes:
         """Open the next episode of these lanes, now or `at` a clock; the seeds to reset them with, before `began`."""
         clock, seeds = self.clock[0] if at is None else at, []
         for lane in lanes:
+            if self.pending_seeds[lane] and self.seeds[lane] == self.seed_of(lane, self.episodes[lane]):
+                self.episodes[lane] -= not self._every_episode  # it could not be reset: again, or the next seed may do
             seed = self.next_seed(lane)
             self.episodes[lane] += 1
             self.started[lane] = clock
@@ -96,7 +98,7 @@ class Episodes:
         return seeds
 
     def began(self, lanes: Sequence[int]) -> None:
-        """Note that these lanes were reset; those that could not be are given the seed of their next episode, too."""
+        """Note that these lanes were reset: no seed waits for them any more."""
         for lane in lanes:
             self.pending_seeds[lane] = False
 
