@@ -1,7 +1,8 @@
 """May the fast path be taken? A class says so itself, `fast = True` in its own body; nobody else finds it out.
 
-The methods that a fast path speaks for are its contract. A subclass that defines one of them, and does not say
-`fast = True` itself, goes the general way; so does an object with a function of its own. Nothing is called to see.
+In rlcli a base says it for all classes that stand here. The methods that a fast path speaks for are its contract. A
+subclass elsewhere that defines one of them, and does not say `fast = True` itself, goes the general way; so does an
+object with a function of its own. Nothing is called to see.
 """
 
 from __future__ import annotations
@@ -21,8 +22,13 @@ FOREIGN: set[type] = set()  # classes of other libraries that are taken, as they
 
 
 def declaring(kind: type) -> type | None:
-    """The first class, from this one down to its bases, that says `fast = True`."""
-    return next((base for base in kind.__mro__ if vars(base).get("fast") is True or base in FOREIGN), None)
+    """The first class, from this one down to its bases, that says `fast = True`, or that is ours and inherits it."""
+    return next((base for base in kind.__mro__ if _says(base) or base in FOREIGN), None)
+
+
+def _says(kind: type) -> bool:
+    ours = kind.__module__.startswith("rlcli.")
+    return (getattr(kind, "fast", False) if ours else vars(kind).get("fast")) is True
 
 
 @lru_cache(1024)

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 class VecEnvAdapter(EnvBase):
     """An env around a `VecEnv`, of batch size `(N,)` if `batched`, else `()`; tensors go to `device`."""
 
-    fast = True
-
     def __init__(self, vec_env: VecEnv, observation_space, action_space, *, batched: bool, device=None) -> None:
         super().__init__(batch_size=(vec_env.n,) if batched else (), device=device)
         self.vec_env = vec_env
@@ -181,8 +179,6 @@ class GymEnv(VecEnvAdapter):
     Pickled, it is the way to make its like, unless it has been changed: the env on the other side begins anew.
     """
 
-    fast = True
-
     def __init__(
         self,
         env: Source | None = None,
@@ -286,8 +282,6 @@ class NativeEnv(VecEnvAdapter):
     categorical_action_encoding, narrow, out_of_bounds, device
         As in `GymEnv`.
     """
-
-    fast = True
 
     def __init__(
         self,

@@ -92,8 +92,6 @@ class ParallelEnv(BatchedEnv):
     `start_method="fork"` they begin with all that this process has imported.
     """
 
-    fast = True
-
     def __init__(
         self, num_workers: int, create_env_fn: Maker | Sequence[Maker], *, workers: int | None = None,
         per_worker: int | str | None = None, caller_steps: bool | None = None, step_timeout: float | None = None,
@@ -197,8 +195,6 @@ Plain = dict[Key, np.ndarray | Tensor]
 
 class Apart(Stacked, Owner):
     """Deal N single envs out over worker processes, by pickled `makers`; `envs` holds a closed `example` alone."""
-
-    fast = True
 
     def __init__(
         self, makers: Sequence[bytes], example: EnvBase, *, workers: int | None, per_worker: int | str | None,

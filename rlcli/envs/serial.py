@@ -41,7 +41,6 @@ def one_each(kind: str, num_workers: int, makers: Any) -> list[Any]:
 class BatchedEnv(EnvBase):
     """N single envs, batch size `(N,)`, stepped by `inner`."""
 
-    fast = True
     inner: EnvBase
     envs: list[EnvBase]  # those that are stepped here; of envs in other processes one that is like them, or none
 
@@ -101,8 +100,6 @@ class SerialEnv(BatchedEnv):
 
     Pickled, it is the way to make its like: the envs on the other side begin anew.
     """
-
-    fast = True
 
     def __init__(self, num_workers: int, create_env_fn: Maker | Sequence[Maker], *, device=None) -> None:
         self._makers = makers = one_each("SerialEnv", num_workers, create_env_fn)
@@ -228,8 +225,6 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
 
 class Stacked(EnvBase):
     """Step envs, all alike, one by one, and stack their outputs; `count` is given where `envs` holds only one."""
-
-    fast = True
 
     def __init__(self, envs: list[EnvBase], device, *, count: int | None = None) -> None:
         n, first = count or len(envs), envs[0]

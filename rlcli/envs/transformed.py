@@ -74,7 +74,6 @@ class TransformedEnv(EnvBase):
         What `base_env` gave in the last step, before any transform.
     """
 
-    fast = True
     own_reward: Tensor | None = None
 
     def __init__(self, base_env: EnvBase, transform: Transform | None = None) -> None:

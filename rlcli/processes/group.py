@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import select
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,12 +27,9 @@ class WorkerGroup(ReplacingGroup):
     def __init__(
         self, start: Callable[[], Worker], count: int, *, owner: Owner = _NOBODY, on_error: str = "raise"
     ) -> None:
-        super().__init__(owner, on_error, count, lambda _: start(), _end)
-        self.user, self.has_lines = threading.get_ident(), False  # the thread that gives orders
+        super().__init__(owner, on_error, count, lambda _: start(), partial(end, grace=GRACE))
         self._looked = 0.0
         self.lines = [self._line(worker) for worker in self.workers]
-        _groups.add(self)
-        _share_cores()
 
     @staticmethod
     def _line(worker: Worker) -> Line:
@@ -53,10 +47,10 @@ class WorkerGroup(ReplacingGroup):
 
     def open_lines(self, cells: np.ndarray, only: Sequence[int]) -> None:
         """Send orders by these cells of shared memory, one row a worker: see `Line.open`."""
+        spins = may_spin(1 + len(self.workers))
         for index in only:
             self.lines[index].open(cells[index], parent=True)
-        self.has_lines = True
-        _share_cores()
+            self.lines[index].let_spin(spins)
 
     # ---- one order to all ----------------------------------------------------------------------------------------
     def _send(self, index: int, turn: int, kind: int, body: bytes, attachments: Any) -> None:
@@ -67,9 +61,6 @@ class WorkerGroup(ReplacingGroup):
 
     def settle(self) -> None:
         self._check()
-        if self.user != (user := threading.get_ident()):
-            self.user = user
-            _share_cores()
         if self._settled:
             return
         for index, line in enumerate(self.lines):
@@ -189,23 +180,3 @@ class WorkerGroup(ReplacingGroup):
             self.workers[self.awaited].kill()
             self.failed[self.awaited] = Lost(self.awaited, "was killed because it did not answer")
             raise error
-
-
-_groups: weakref.WeakSet[WorkerGroup] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_groups.clear)
-
-
-def _share_cores() -> None:
-    """Let workers and parents spin while they wait, as long as all that may run then have a core each."""
-    groups = [group for group in list(_groups) if group.close.alive]
-    for group in groups:
-        others = [each for each in groups if each is not group and (not each.has_lines or each.user != group.user)]
-        threads = {group.user, *(each.user for each in others)}
-        spins = may_spin(len(threads) + len(group.workers) + sum(len(each.workers) for each in others))
-        for line in group.lines:
-            line.let_spin(spins)
-
-
-def _end(workers: list[Worker]) -> None:
-    end(workers, GRACE)
-    _share_cores()

@@ -174,8 +174,6 @@ def _brief(value: Any) -> str:
 class Unbounded(TensorSpec):
     """Any value of a dtype."""
 
-    fast = True
-
     def rand(self, shape=(), *, generator=None) -> Tensor:
         shape = (*shape, *self.shape)
         if self.dtype.is_floating_point or self.dtype.is_complex:
@@ -196,7 +194,6 @@ class Bounded(TensorSpec):
         By default the broadcast shape of the bounds.
     """
 
-    fast = True
     drawn_by = ("rand", "project", "_whole")
     details = ("low", "high")
 

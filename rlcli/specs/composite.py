@@ -31,8 +31,6 @@ class Composite(TensorSpec):
         More entries, by name.  One that is None says nothing of its key, which is then not here.
     """
 
-    fast = True
-
     def __init__(self, specs: Mapping[Any, Any] | None = None, shape=(), device: Device = None, **named: Any) -> None:
         super().__init__(shape, torch.float32, device)
         self._specs: dict[str, TensorSpec] = {}

@@ -26,7 +26,6 @@ class Categorical(TensorSpec):
     shape : sequence of int, default ()
     """
 
-    fast = True
     details = ("n",)
 
     def __init__(self, n: int, shape=(), dtype: torch.dtype = torch.int64, device: Device = None) -> None:
@@ -69,7 +68,6 @@ class OneHot(TensorSpec):
         Ends in `n`.
     """
 
-    fast = True
     event_dims = 1
     details = ("n",)
 
@@ -107,7 +105,6 @@ class MultiCategorical(TensorSpec):
         Ends in `len(nvec)`.
     """
 
-    fast = True
     event_dims = 1
     details = ("nvec",)
 
@@ -150,7 +147,6 @@ class MultiOneHot(TensorSpec):
         Ends in `sum(nvec)`.
     """
 
-    fast = True
     event_dims = 1
     drawn_by = ("rand", "to_categorical_spec")
     details = ("nvec",)
@@ -189,8 +185,6 @@ class Binary(TensorSpec):
         By default the last size of `shape`.
     shape : sequence of int, default (n,)
     """
-
-    fast = True
 
     def __init__(
         self, n: int | None = None, shape=None, dtype: torch.dtype = torch.bool, device: Device = None

@@ -57,8 +57,6 @@ class Compose(Transform):
         A Compose among them is taken as its parts (see `parts_of`).
     """
 
-    fast = True
-
     def __init__(self, *transforms: Transform) -> None:
         super().__init__()
         self.transforms = nn.ModuleList()

@@ -49,7 +49,6 @@ class _Carrying(Transform):
     A subclass names the key's dtype, which `argument` of it names the key, and the `leaf` of its spec.
     """
 
-    fast = True
     dtype: torch.dtype
     start: float = 0
     argument = "out_keys"
@@ -103,7 +102,6 @@ class InitTracker(_Carrying):
     init_key : key, default "is_init"
     """
 
-    fast = True
     has_batch_pass = True
     dtype, start, argument = torch.bool, True, "init_key"
 
@@ -143,7 +141,6 @@ class StepCounter(_Carrying):
     step_count_key : key, default "step_count"
     """
 
-    fast = True
     dtype, argument = torch.int64, "step_count_key"
 
     def __init__(self, max_steps: int | None = None, step_count_key: Key = STEP_COUNT) -> None:
@@ -240,7 +237,6 @@ class RewardSum(_Carrying):
     out_keys : sequence of one key, default ("episode_reward",)
     """
 
-    fast = True
     has_batch_pass = True
     dtype = torch.float32
 

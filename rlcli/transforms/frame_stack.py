@@ -40,7 +40,6 @@ class CatFrames(Transform):
     padding_value : float, default 0
     """
 
-    fast = True
     new_dims = 0  # that a frame has more than an observation
 
     def __init__(
@@ -139,7 +138,6 @@ class FrameStack(CatFrames):
         `("observation",)` by default.
     """
 
-    fast = True
     new_dims = 1
 
     def __init__(

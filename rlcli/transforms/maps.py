@@ -23,7 +23,6 @@ from rlcli.transforms.base import RowOp, Transform
 class MapTransform(Transform):
     """Write a function of each of `in_keys` to `out_keys`, observations; a subclass gives the function."""
 
-    fast = True
     remembers = False
 
     def __init__(self, in_keys: Sequence[Key] = (OBSERVATION,), out_keys: Sequence[Key] | None = None) -> None:
@@ -79,8 +78,6 @@ class MapTransform(Transform):
 class ToFloat(MapTransform):
     """Any number as float32, its value kept: uint8 200 becomes 200.0 (`ToTensorImage` scales)."""
 
-    fast = True
-
     def on_tensor(self, value):
         return value.to(torch.float32)
 
@@ -93,8 +90,6 @@ class ToFloat(MapTransform):
 
 class DoubleToFloat(ToFloat):
     """float64 as float32; other dtypes pass."""
-
-    fast = True
 
     def on_tensor(self, value):
         return value.to(torch.float32) if value.dtype is torch.float64 else value
@@ -112,8 +107,6 @@ def as_float(spec: TensorSpec) -> TensorSpec:
 
 class ChannelsFirst(MapTransform):
     """`[*B, H, W, C]` as `[*B, C, H, W]`, dtype kept."""
-
-    fast = True
 
     def on_tensor(self, value):
         return value.movedim(-1, -3)
@@ -139,8 +132,6 @@ class ChannelsFirst(MapTransform):
 class ToTensorImage(ChannelsFirst):
     """`[*B, H, W, C]` as float32 `[*B, C, H, W]`; integer pixels are divided by 255."""
 
-    fast = True
-
     def on_tensor(self, value):
         image = value.movedim(-1, -3)
         return image.to(torch.float32) if value.is_floating_point() else image / 255
@@ -162,7 +153,6 @@ class ToTensorImage(ChannelsFirst):
 class RewardMap(Transform):
     """Apply a function to each reward, `[*B, 1]`, as float32; observations may be named too, a reset's as well."""
 
-    fast = True
     has_batch_pass = True
 
     def __init__(self, in_keys: Sequence[Key] = ("reward",)) -> None:
@@ -227,8 +217,6 @@ class RewardScaling(RewardMap):
         The second formula: rewards of mean `loc` and deviation `scale` become standard ones.
     """
 
-    fast = True
-
     def __init__(
         self, loc: float, scale: float, in_keys: Sequence[Key] = ("reward",), *, standard_normal: bool = False
     ) -> None:
@@ -255,8 +243,6 @@ class RewardClipping(RewardMap):
     ----------
     clamp_min, clamp_max : float
     """
-
-    fast = True
 
     def __init__(self, clamp_min: float = -1.0, clamp_max: float = 1.0, in_keys: Sequence[Key] = ("reward",)) -> None:
         super().__init__(in_keys)
@@ -286,8 +272,6 @@ def _bound(value: float) -> float:
 
 class SignTransform(RewardMap):
     """The sign of the reward: -1, 0 or 1."""
-
-    fast = True
 
     def on_tensor(self, reward):
         return reward.sign()

@@ -84,8 +84,6 @@ class MultiStepTransform(Transform):
     such rows out of the buffer until the others have come.
     """
 
-    fast = True
-
     def __init__(self, n_steps: int, gamma: float) -> None:
         super().__init__()
         self.n_steps, self.gamma = arguments.count("n_steps", n_steps), arguments.number("gamma", gamma, 0, 1)

@@ -90,7 +90,6 @@ class NextObservationDelta(Transform):
     It belongs on the outside of batched envs, and what changes its observations belongs inside it.
     """
 
-    fast = True
     has_batch_pass = True  # the collector computes differences of whole columns when it puts a batch together
     outside_batches = True
     stepping = (

@@ -68,8 +68,6 @@ class NextStateReconstructor(Transform):
         A key is not in the batch.
     """
 
-    fast = True
-
     def __init__(
         self,
         keys: Sequence[Key] = (OBSERVATION,),

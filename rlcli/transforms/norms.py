@@ -67,7 +67,6 @@ class RunningMoments:
 class _Learning(Transform):
     """Learn from what passes through until frozen; the parts are saved by name."""
 
-    fast = True
     frozen = False
 
     def freeze(self, frozen: bool = True) -> Self:
@@ -107,7 +106,6 @@ class RunningNorm(_Learning):
         Whether, outside a collector, the scale is refreshed at every step; otherwise only by `refresh()`.
     """
 
-    fast = True
     remembers = False
 
     def __init__(
@@ -280,7 +278,6 @@ class RewardNorm(_Learning):
     epsilon : float, default 1e-8
     """
 
-    fast = True
     has_batch_pass = True
     batch_only = True
 

@@ -32,8 +32,6 @@ class TensorDictPrimer(Transform):
         More primers, by name.
     """
 
-    fast = True
-
     def __init__(
         self,
         primers: Mapping[Key, TensorSpec] | Composite | None = None,

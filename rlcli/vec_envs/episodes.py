@@ -81,28 +81,26 @@ class Episodes:
 
     # ---- episodes ------------------------------------------------------------------------------------------------
     def begin_episodes(self, lanes: Sequence[int], at: int | None = None) -> list[int | None]:
-        """Open the next episode of these lanes, now or `at` a clock; the seeds that they are to be reset with."""
+        """Open the next episode of these lanes, now or `at` a clock; the seeds to reset them with, before `began`."""
         clock, seeds = self.clock[0] if at is None else at, []
         for lane in lanes:
+            if self.pending_seeds[lane] and self.seeds[lane] == self.seed_of(lane, self.episodes[lane]):
+                self.episodes[lane] -= not self._every_episode  # it could not be reset: again, or the next seed may do
             seed = self.next_seed(lane)
             self.episodes[lane] += 1
             self.started[lane] = clock
             self.deadlines[lane] = clock + self.limits[lane]
             if seed is not None:
-                self.seeds[lane], self.pending_seeds[lane] = seed, False
+                self.seeds[lane] = seed
             seeds.append(seed)
         if self._limited or self.nearest[0] < NO_LIMIT:  # else there is none
             self.nearest[0] = min(self.deadlines)
         return seeds
 
-    def not_begun(self, lanes: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Keep the seeds of envs that could not be reset for their next reset."""
-        if self._every_episode:  # each has one of its own, and the next may do
-            return
-        for lane, seed in zip(lanes, seeds, strict=True):
-            if seed is not None:
-                self.episodes[lane] -= 1
-                self.pending_seeds[lane] = True
+    def began(self, lanes: Sequence[int]) -> None:
+        """Note that these lanes were reset: no seed waits for them any more."""
+        for lane in lanes:
+            self.pending_seeds[lane] = False
 
     def past_deadline(self) -> np.ndarray:
         """Say which lanes' episodes have reached their limit, `[N]` bool."""

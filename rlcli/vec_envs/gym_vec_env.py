@@ -77,13 +77,13 @@ class GymVecEnv(ReplayableVecEnv):
         self._reset_into(writer(self.leaves, {key: [array] for key, array in row.items()})[0], 0, lanes)
 
     def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
-        lane, begun, seeds = -1, 0, self.begin_episodes(lanes)
+        lane, seeds = -1, self.begin_episodes(lanes)
         self.during = "reset"
         try:
             for lane, seed in zip(lanes, seeds, strict=True):
                 self.last[lane], _ = _whole(self._first(lane, seed), RESET)
                 write(t, lane, self.last[lane])
-                begun += 1
+            self.began(lanes)
             for wrapper in self._orders:  # stepped around, it would not let the env be rendered
                 wrapper._has_reset = True
             self._orders = []
@@ -91,8 +91,6 @@ class GymVecEnv(ReplayableVecEnv):
             raise env_raised(self, error, lane, "reset") from error
         finally:
             self.during = "step"
-            if begun < len(lanes):
-                self.not_begun(lanes[begun:], seeds[begun:])
 
     def _first(self, lane: int, seed: int | None) -> Any:
         """Return what a lane's reset gives, or raise so: now, or when it was called ahead with this seed."""

@@ -58,19 +58,17 @@ class NativeVecEnv(ReplayableVecEnv):
 
     def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
         """Begin episodes in these lanes and write their first observations into row `t`."""
-        seeds, begun = self.begin_episodes(lanes), False
+        seeds = self.begin_episodes(lanes)
         self.during = "reset"
         try:
             observation = self.engine.reset(lanes, seeds)
-            begun = True
+            self.began(lanes)
             self.show_first(observation, lanes)
             write(t, observation, np.array(lanes, np.intp))  # a list is the slower index
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, None, "reset") from error
         finally:
             self.during = "step"
-            if not begun:
-                self.not_begun(lanes, seeds)
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:

@@ -232,39 +232,27 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
 
     def _reset_into(self, row: dict[Key, np.ndarray], lanes: Sequence[int], reset: Callable, t: int) -> None:
         """Begin episodes; `reset(t, lanes)` is the caller's own lanes' way to do so."""
-        own, book = self.own, self._book
-        self._settle()
-        lanes = [*lanes, *self._unready(lanes)]
-        chosen = list(lanes)
-        seeds = self.begin_episodes(lanes)
-        self._chosen[:] = 0
-        self._chosen[chosen] = 1
-        book[:, 0], book[:, 1], book[:, 2] = self.episodes, self.clock[0], self.pending_seeds
-        book[chosen, 2] = [seed is not None for seed in seeds]
-        written = book.copy()
+        own, book, chosen = self.own, self._book, [*lanes, *self._unready(lanes)]
         busy = [i for i, part in enumerate(self.parts[self._beside :]) if any(lane in part for lane in chosen)]
-        first = self._apart  # lanes from here on have not begun, for sure
-        self.during = "reset"
         try:
+            self.group.settle()
+            self.begin_episodes(chosen)
+            self._chosen[:] = 0
+            self._chosen[chosen] = 1
+            book[:, 0], book[:, 1], book[:, 2] = self.episodes, self.clock[0], self.pending_seeds
+            self.during = "reset"
             self.group.send(shard.RESET, only=busy)
-            if own is not None and any(lane < first for lane in chosen):
+            if own is not None and any(lane < self._apart for lane in chosen):
                 own.reset(reset, t)
-            first = self.n
             self.group.answers()
             self._fallen.difference_update(busy)
             while new := self.group.replace_failed():
                 busy = [index for index in new if index in busy]
-                for index in busy:
-                    book[self.parts[index]] = written[self.parts[index]]
                 self.group.order(shard.RESET, only=busy)
                 self._fallen.difference_update(i for i in busy if set(self.parts[i]) <= set(chosen))
-        except BaseException as error:
-            waits = (place for place, lane in enumerate(chosen) if book[lane, 2] or lane >= first)
-            left = next(waits, len(chosen))
-            self.not_begun(lanes[left:], seeds[left:])  # as one process has it: no lane after the one that raised
-            if isinstance(error, Lost):
-                raise self.refusal(error) from None
-            raise
+            self.began(chosen)
+        except Lost as lost:
+            raise self.refusal(lost) from None
         finally:
             self.during = "step"
         elsewhere = [lane for lane in chosen if lane >= self._apart]
@@ -279,6 +267,7 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
             if not self._flags[lane] & shard.AHEAD or self._seeds[lane] != shard.numbered(self.next_seed(lane)):
                 return False
         self.begin_episodes(lanes)
+        self.began(lanes)
         if self.group.goes_on:
             row = [*row, *((self._last[key], first) for key, first in self._firsts.items())]
         for lane in lanes:
@@ -294,12 +283,6 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
         self.group.interrupt_by(check)
-
-    def _settle(self) -> None:
-        try:
-            self.group.settle()
-        except Lost as lost:
-            raise self.refusal(lost) from None
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:

@@ -131,12 +131,8 @@ class Shard:
         self.vec_env.clock[0] = int(self.book[0, 1])
         for lane in chosen:
             self.vec_env.episodes[lane] = int(self.book[lane, 0]) - 1
-        waiting = self.vec_env.pending_seeds
-        waiting[:] = map(bool, self.book[:, 2])
-        try:
-            reset(t, chosen)
-        finally:
-            self.book[:, 2] = waiting
+        self.vec_env.pending_seeds[:] = map(bool, self.book[:, 2])
+        reset(t, chosen)
 
 
 def numbered(seed: int | None) -> int:

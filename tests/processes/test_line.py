@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -153,27 +151,12 @@ def test_nobody_spins_where_processes_outnumber_the_cores(monkeypatch):
     assert may_spin(1) and not may_spin(2)
 
 
-def test_all_groups_of_a_process_share_its_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
-    gc.collect()  # groups of other tests
-
-    def spinning(group: WorkerGroup) -> list[bool]:
-        return [line.spins for line in group.lines]
-
-    first, arrays = opened()
-    assert spinning(first) == [line_module._IN_ORDER] * 2
-    second, others = opened()
-    assert spinning(first) == spinning(second) == [line_module._IN_ORDER] * 2  # never at work at the same time
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(count, second, others).result()
-    assert not any(spinning(first) + spinning(second))  # perhaps at work at the same time, and six processes
-    count(first, arrays)
-    second.close()
-    assert spinning(first) == [line_module._IN_ORDER] * 2
-    apart = WorkerGroup(partial(Worker, "test_line:counting", preload=["test_line"]), 2)  # whose orders go by channels
-    assert not any(spinning(first))
-    apart.close()
-    first.close()
+@pytest.mark.parametrize(("there", "spins"), [(3, True), (2, False)])
+def test_a_group_spins_where_it_and_its_parent_have_a_core_each(monkeypatch, there, spins):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(there)), raising=False)
+    group, _ = opened()
+    assert [line.spins for line in group.lines] == [spins and line_module._IN_ORDER] * 2
+    group.close()
 
 
 def test_the_end_of_a_worker_is_noticed_while_its_answer_is_waited_for():

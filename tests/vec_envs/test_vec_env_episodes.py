@@ -56,6 +56,7 @@ def test_the_book_agrees_with_a_plain_one(limits, events):
         elif name == "begin":
             chosen = sorted(value)
             assert book.begin_episodes(chosen) == [lanes[lane].begin() for lane in chosen]
+            book.began(chosen)
         elif name == "seed":
             book.seed(value[0], every_episode=value[1])
             for lane in lanes:
@@ -102,6 +103,7 @@ def test_lanes_of_a_worker_continue_the_numbering_of_the_run():
     book = Episodes(2)
     book.seed(7, every_episode=True, first_lane=4, total=6)
     assert book.begin_episodes([0, 1]) == [episode_seed(7, 4, 0, 6), episode_seed(7, 5, 0, 6)]
+    book.began([0, 1])
     assert book.begin_episodes([1]) == [episode_seed(7, 5, 1, 6)]
     assert [book.seed_used(1, k) for k in range(2)] == [episode_seed(7, 5, k, 6) for k in range(2)]
 

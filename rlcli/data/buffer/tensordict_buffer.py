@@ -29,7 +29,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
         As for `ReplayBuffer`.
     """
 
-    fast = True
     _annotate = True
 
     def __init__(self, *, priority_key: Key = "td_error", **options: Any) -> None:
@@ -101,8 +100,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         As for `ReplayBuffer`.
     """
 
-    fast = True
-
     def __init__(
         self,
         *,
@@ -131,5 +128,3 @@ class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer, TensorDictRepla
     storage, priority_key, **options
         As for `TensorDictReplayBuffer`.
     """
-
-    fast = True

@@ -68,7 +68,6 @@ class PrioritizedSampler(Sampler):
         A setting is out of its range.
     """
 
-    fast = True
     has_priorities = mixes = True
 
     def __init__(
@@ -280,7 +279,6 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
         As for `SliceSampler`; `span` and `weighting` do not apply.
     """
 
-    fast = True
     mixes = False
 
     def __init__(

@@ -280,7 +280,6 @@ class RandomSampler(Sampler):
         See `Sampler`.
     """
 
-    fast = True
     mixes = even = True
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:

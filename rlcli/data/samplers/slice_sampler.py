@@ -83,8 +83,6 @@ class SliceSampler(Sampler):
         Neither or a wrong number of slices or rows, or settings that exclude each other.
     """
 
-    fast = True
-
     def __init__(
         self,
         *,

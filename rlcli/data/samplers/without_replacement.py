@@ -45,7 +45,6 @@ class SamplerWithoutReplacement(Sampler):
         Whether the last draw was the last of its epoch.
     """
 
-    fast = True
     moves = ("_left", "_base", "ran_out")
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True, *, seed: int | None = None) -> None:
@@ -115,7 +114,6 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         Whether the last draw was the last of its epoch.
     """
 
-    fast = True
     moves = ("_rows", "_starts", "_sizes", "_oldest", "_length", "_changes", "ran_out")
 
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
