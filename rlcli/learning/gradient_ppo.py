@@ -10,13 +10,16 @@ rounding.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
 from rlcli.graphs import host
 from rlcli.kernels import ppo
-from rlcli.kernels.mlp import Replay, keep_recent
+from rlcli.kernels.mlp import Replay
+from rlcli.kernels.operations import named
 from rlcli.keys import Key
 from rlcli.learning.gradient import Figures
 from rlcli.learning.optimizer import FlatParameters
@@ -46,12 +49,8 @@ class ClosedPPO:
     def __init__(self, loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> None:
         self.loss, self.nets = loss, nets_of(loss, flat, columns)
         self._discrete, self._fitting = _discrete(loss), loss.density.family.fitting  # type: ignore[union-attr]
+        self._ppo = ppo.OPERATIONS.call("clipped_ppo", flat.tensor)
         self._constants: dict[float, Tensor] | None = None if host.may_ask(flat.tensor) else {}
-        if self._constants is None:
-            from rlcli.kernels.ppo import cpu  # loads the compiler
-
-            self._kernel, self._ppo = cpu, cpu.categorical if self._discrete else cpu.normal
-        self._grads: dict[int, tuple[Tensor, ...]] = {}
 
     def __call__(self, columns: Columns) -> Figures:
         loss, keys = self.loss, self.loss.tensor_keys
@@ -61,60 +60,30 @@ class ClosedPPO:
         rows = [per_row(value.detach(), target.shape, "state_value")]
         rows += [columns[keys.sample_log_prob].reshape(-1), columns[keys.advantage].reshape(-1), target]
         rows += [] if loss.clip_value is None else [columns[keys.value].reshape(-1)]
-        if self._constants is not None:
-            return self._as_operation(params, action, rows)
-        grads = self._grads.get(value.shape[0])
-        if grads is None:
-            contiguous = torch.contiguous_format
-            grads = tuple(torch.empty_like(x, memory_format=contiguous).detach() for x in (*params, value))
-            keep_recent(self._grads, value.shape[0], grads)
+        action, given = action.reshape(-1) if self._discrete else action, [x.detach() for x in params]
         try:
-            terms = self._ppo(
-                tuple(x.detach().contiguous().numpy() for x in params),
-                _flat(action) if self._discrete else action.numpy(),
-                self._kernel.PPORows(*(x.numpy() for x in (*rows, target)[:5])),
-                self._settings(),
-                tuple(x.numpy() for x in grads[:-1]),
-                _flat(grads[-1]),
+            *grads, figures = self._ppo(
+                given, action, rows, self._numbers(rows[0]), loss.loss_critic_type, bool(loss.normalize_advantage)
             )
         except IndexError as error:
             raise ArgumentError(
                 "the actor cannot be evaluated on the batch", why=in_words(error),
                 fix="Compare with the actions that it was made for.",
             ) from error  # fmt: skip
-        self.nets.backward(grads[:-1], grads[-1])
-        return {"loss": sum(terms[name] for name in loss.loss_keys), **self._wanted(terms)}
+        self.nets.backward(tuple(grads[:-1]), grads[-1])
+        return self._wanted(named(ppo.FIGURES, figures))
 
-    def _as_operation(self, params: tuple[Tensor, ...], action: Tensor, rows: list[Tensor]) -> Figures:
-        """Do it without a number that the host reads; a number of its own lies on the device before it is used."""
-        loss, like = self.loss, rows[0]
+    def _numbers(self, like: Tensor) -> list[Any]:
+        """Return the loss's numbers; where the host reads none, each lies on the device before it is used."""
+        loss = self.loss
         numbers = [*loss.clip_bounds, loss.critic_coeff, loss.entropy_coeff if loss.entropy_bonus else 0.0]
         numbers += [] if loss.clip_value is None else [loss.clip_value]
-        assert self._constants is not None
+        if self._constants is None:
+            return numbers
         for x in numbers:
             if not isinstance(x, Tensor) and x not in self._constants:
                 self._constants[x] = torch.tensor(x, dtype=torch.float64, device=like.device)
-        lying = [x.to(like.device) if isinstance(x, Tensor) else self._constants[x] for x in numbers]
-        action, given = action.reshape(-1) if self._discrete else action, [x.detach() for x in params]
-        *grads, figures = ppo.OPERATIONS.clipped_ppo(
-            given, action, rows, lying, loss.loss_critic_type, bool(loss.normalize_advantage)
-        )
-        self.nets.backward(tuple(grads[:-1]), grads[-1])
-        return self._wanted(dict(zip(ppo.FIGURES, figures.unbind(), strict=True)))
-
-    def _settings(self):
-        loss = self.loss
-        assert loss.critic_coeff is not None
-        low, high = loss.clip_bounds
-        return self._kernel.Settings(
-            low,
-            high,
-            loss.critic_coeff,
-            loss.entropy_coeff if loss.entropy_bonus else 0.0,
-            self._kernel.CRITIC_KINDS[loss.loss_critic_type],
-            -1.0 if loss.clip_value is None else loss.clip_value,
-            loss.normalize_advantage,
-        )
+        return [x.to(like.device) if isinstance(x, Tensor) else self._constants[x] for x in numbers]
 
     def _wanted(self, terms: Figures) -> Figures:
         loss = self.loss
@@ -129,10 +98,6 @@ class ClosedPPO:
 
 def _discrete(loss: ClipPPOLoss) -> bool:
     return type(loss.density.family) is CategoricalFamily
-
-
-def _flat(x: Tensor):
-    return x.reshape(-1).numpy()
 
 
 def _usual(loss: ClipPPOLoss, flat: FlatParameters) -> bool:
@@ -226,7 +191,7 @@ class Replayed:
 
     def backward(self, param_grads: tuple[Tensor, ...], value_grad: Tensor) -> None:
         self.actor.backward(param_grads[0])
-        self.critic.backward(value_grad)
+        self.critic.backward(value_grad.view(-1, 1))
         if self._log_std is not None:  # scale = exp(log_std), the same for every row
             torch.sum(param_grads[1], 0, out=self._log_std.grad)
             self._log_std.grad.mul_(self._log_std.detach().exp())  # type: ignore[union-attr]

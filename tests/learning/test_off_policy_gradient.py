@@ -465,6 +465,11 @@ def test_actions_of_another_width_than_the_actors_are_not_read_beside_the_array(
     loss, batch = off_policy("sac")
     batch["action"] = torch.rand(N, 3)
     refused(ArgumentError, "qvalue", lambda: GradientChoice(loss, FlatParameters(loss)).of(batch)(batch))
+
+    def clipped(params, action, rows):
+        params, (action, *rows) = (list(map(torch.from_numpy, x)) for x in (params, (action, *rows)))
+        ppo.clipped_ppo_of(params, action, rows, [0.2] * 4, "l2", False)
+
     for call in (
         lambda x, y: sac.draw(x(4, 5), x(4, 3), x(3), x(3), -1.0, 1.0, x(4, 3), x(4)),
         lambda x, y: sac.draw(x(4, 6), x(4, 3), x(2), x(2), -1.0, 1.0, x(4, 3), x(4)),
@@ -472,14 +477,8 @@ def test_actions_of_another_width_than_the_actors_are_not_read_beside_the_array(
         lambda x, y: dqn.q_learning(
             x(4, 3), y(4), x(4, 2), x(4, 3), x(4), x(4) > 0, 0.9, y(0), x(0), 0, x(4, 3), x(4)
         ),
-        lambda x, y: ppo.normal(
-            (x(4, 3), x(4, 1)), x(4, 3), ppo.PPORows(*[x(4)] * 5), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
-            (x(4, 3), x(4, 1)), x(4),
-        ),
-        lambda x, y: ppo.categorical(
-            (x(4, 3),), y(4), ppo.PPORows(x(4), x(4), x(4), x(3), x(4)), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
-            (x(4, 3),), x(4),
-        ),
+        lambda x, y: clipped([x(4, 3), x(4, 1)], x(4, 3), [x(4)] * 5),
+        lambda x, y: clipped([x(4, 3)], y(4), [x(4), x(4), x(4), x(3), x(4)]),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="do not have"):
             call(lambda *shape: np.ones(shape, np.float32), lambda *shape: np.zeros(shape, np.int64))
