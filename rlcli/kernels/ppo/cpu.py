@@ -196,4 +196,4 @@ def clipped_ppo_of(
     given = [x.contiguous().numpy() for x in params]
     kernel(*given, action.numpy(), columns, np.array((*told, _EPS[rows[0].dtype]), np.float64), *grads, figures[1:])
     figures[0] = figures[1:4].sum()
-    return [*map(torch.from_numpy, grads), torch.from_numpy(figures)]
+    return [*map(torch.from_numpy, grads), torch.from_numpy(figures.astype(np.float32))]
