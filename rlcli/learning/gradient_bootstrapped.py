@@ -20,10 +20,10 @@ from rlcli.kernels import dqn, sac
 from rlcli.kernels.mlp import Abreast, Replay
 from rlcli.kernels.operations import named, serves
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
+from rlcli.learning.gradient_ppo import ReplayedStack, all_of
 from rlcli.learning.optimizer import FlatParameters, lay_out
 from rlcli.modules.distributions.continuous import TanhNormalFamily, standard_normal
-from rlcli.modules.masks import LogitMask
-from rlcli.modules.stages import Stage, layers_of
+from rlcli.modules.stages import layers_of
 from rlcli.modules.values import LogScaleExtractor, StateActionMLP
 from rlcli.objectives.bootstrap import next_columns
 from rlcli.objectives.dqn import DQNLoss, need_same_actions
@@ -42,13 +42,12 @@ def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedD
     assert isinstance(online, Lowered) and isinstance(delayed, Lowered)
     if not host.may_ask(flat.tensor):
         return ClosedDQN(loss, flat, CalledValues(online, loss, flat), CalledValues(delayed, loss, flat))
-    now, later = ReplayedValues.of(online, True), ReplayedValues.of(delayed, False)
-    if now is None or later is None or not _all_of(flat, [now.net]):
+    now, later = ReplayedStack.of(online.stages or ()), ReplayedStack.of(delayed.stages or (), False)
+    if now is None or later is None or not all_of(flat, [now.net]) or now.net.widths != later.net.widths:
         return None
-    key, width = online.in_keys[0], now.net.layers[-1][0].out_features
-    fits = all(float_rows(columns, k) for k in (key, under_next(key)))
-    fits = fits and {(columns[key].shape[1], width)} == {now.net.widths, later.net.widths}
-    return ClosedDQN(loss, flat, now, later) if fits and columns[key].shape == columns[under_next(key)].shape else None
+    following: Any = {now.key: columns.get(under_next(now.key))}
+    fits = all(now.fits(x, torch.float32) for x in (columns, following)) and later.key == now.key
+    return ClosedDQN(loss, flat, now, later) if fits else None
 
 
 def _usual_actions(loss: DQNLoss, columns: Columns) -> bool:
@@ -61,26 +60,6 @@ def _usual_actions(loss: DQNLoss, columns: Columns) -> bool:
     return action.ndim == 2 and action.dtype in NUMBERS  # there is no argmax of bool
 
 
-class ReplayedValues:
-    """The values of a plain stack, perhaps masked, replayed by hand."""
-
-    def __init__(self, stages: Sequence[Stage], trained: bool) -> None:
-        self.net, self.key, self.mask = Replay(stages[0].layers or (), trained), stages[0].in_keys[0], stages[1:]
-        self.backward = self.net.backward
-
-    @classmethod
-    def of(cls, values: Lowered, trained: bool) -> ReplayedValues | None:
-        stages = values.stages or ()
-        masked = len(stages) == 2 and stages[1].is_plain(LogitMask)
-        return cls(stages, trained) if len(stages) == 1 + masked and stages[0].layers is not None else None
-
-    def forward(self, columns: Columns, learned: bool) -> Tensor:
-        values = self.net.forward(columns[self.key])
-        for mask in self.mask:  # the action that was taken is allowed, and the others have no gradient
-            values = mask.module(values, columns[mask.in_keys[1]])
-        return values
-
-
 class CalledValues:
     """The values of any network of feedforward, called, of which the host reads nothing, as a GPU needs it."""
 
@@ -88,9 +67,8 @@ class CalledValues:
         self.values, self.loss, self.flat = values, loss, flat
         self._outputs: list[Tensor] = []
 
-    def forward(self, columns: Columns, learned: bool) -> Tensor:
-        with torch.set_grad_enabled(learned):
-            self._outputs = [self.values(columns, 1)[self.loss.tensor_keys.action_value]]
+    def forward(self, columns: Columns) -> Tensor:
+        self._outputs = [self.values(columns, 1)[self.loss.tensor_keys.action_value]]
         return self._outputs[0].detach()
 
     def backward(self, grad: Tensor) -> None:
@@ -114,10 +92,11 @@ class ClosedDQN:
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
         loss = self.loss
-        later = next_columns(columns, self._read)
-        next_values = self.delayed.forward(later, False)
-        choosing = self.online.forward(later, False).clone() if loss.double_dqn else next_values
-        values = self.online.forward(columns, True)  # last: the backward pass is that of the last forward pass
+        with torch.no_grad():
+            later = next_columns(columns, self._read)
+            next_values = self.delayed.forward(later)
+            choosing = self.online.forward(later).clone() if loss.double_dqn else next_values
+        values = self.online.forward(columns)  # last: the backward pass is that of the last forward pass
         need_same_actions(values, next_values)  # compiled code would read beside them
         action = columns[loss.tensor_keys.action]
         action = (action.argmax(-1) if loss.action_space == "one_hot" else action).reshape(-1)
@@ -135,13 +114,7 @@ class ClosedDQN:
         return {**named(("loss", "q_value"), figures), TD_ERROR: errors}
 
 
-Values = ReplayedValues | CalledValues
-
-
-def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
-    """Say whether these networks' parameters, and the others, are all that is trained."""
-    replayed = [id(p) for net in nets for linear, _ in net.layers for p in linear.parameters()]
-    return sorted([*replayed, *map(id, others)]) == sorted(map(id, flat.parameters))
+Values = ReplayedStack | CalledValues
 
 
 # ---- what the closed forms of off-policy losses read of a sample beside observations and actions ------------------
@@ -190,7 +163,7 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
     if any(x is None for x in (*critics, *delayed)) or flat.tensor.device.type not in ("cpu", "cuda"):
         return None
     nets = [Replay(layers), *critics]
-    if not _all_of(flat, nets, *(() if loss.fixed_alpha else (loss.log_alpha,))):  # type: ignore[arg-type]
+    if not all_of(flat, nets, *(() if loss.fixed_alpha else (loss.log_alpha,))):  # type: ignore[arg-type]
         return None
     read = (keys[0], under_next(keys[0]), action)
     fits = all(float_rows(columns, k) for k in read) and plain_rows(loss, columns)

@@ -22,7 +22,8 @@ from rlcli.kernels.ppo import cpu as ppo
 from rlcli.kernels.sac import cpu as sac
 from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.gradient import Autograd, GradientChoice
-from rlcli.learning.gradient_bootstrapped import CalledValues, InTurn, ReplayedValues
+from rlcli.learning.gradient_bootstrapped import CalledValues, InTurn
+from rlcli.learning.gradient_ppo import ReplayedStack
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules import (
     IndependentNormal,
@@ -92,7 +93,7 @@ def agree(loss, batch, nets, seed=None):
 @pytest.mark.parametrize("extra", [{}, {"weights": True}, {"steps": True}], ids=["plain", "prioritized", "n-step"])
 @pytest.mark.parametrize("distance", ["l2", "l1", "smooth_l1"])
 @pytest.mark.parametrize("options", [{}, {"double_dqn": True}, {"delay_value": False}], ids=str)
-@pytest.mark.parametrize("nets", [ReplayedValues, CalledValues])
+@pytest.mark.parametrize("nets", [ReplayedStack, CalledValues])
 def test_dqn(nets, space, extra, distance, options, monkeypatch):
     if nets is CalledValues:
         monkeypatch.setattr(host, "may_ask", lambda x: False)
@@ -182,7 +183,7 @@ def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
             GradientChoice(loss, flat).of(batch)(batch)
 
 
-@pytest.mark.parametrize("nets", [ReplayedValues, CalledValues])
+@pytest.mark.parametrize("nets", [ReplayedStack, CalledValues])
 @pytest.mark.parametrize("double", [False, True])
 def test_the_next_action_is_one_that_its_mask_allows(double, nets, monkeypatch):
     if nets is CalledValues:
@@ -507,7 +508,7 @@ def test_weights_that_are_replaced_are_those_that_count(change, side):
     flat.bind()
     found, grad = by(fast, batch)
     expected, wanted = by(GradientChoice(loss, flat, "autograd"), batch)
-    assert isinstance(fast.of(batch).online, ReplayedValues)
+    assert isinstance(fast.of(batch).online, ReplayedStack)
     assert found == pytest.approx(expected, rel=1e-5) and before != pytest.approx(found, rel=1e-3)
     assert (grad - wanted).abs().max() <= 2e-5 * (1 + wanted.abs().max())
 
