@@ -177,7 +177,7 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
         return None
     sides = [nets[:1], nets[1:], delayed]
     if host.may_ask(flat.tensor):
-        return ClosedSAC(loss, keys[0], *map(InTurn, sides))  # type: ignore[arg-type]
+        return ClosedSAC(loss, keys[0], *map(OneByOne, sides))  # type: ignore[arg-type]
     if not serves(flat.tensor):
         return None
     if loss.delay_qvalue:  # they follow by one operation
@@ -186,7 +186,7 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
     return ClosedSAC(loss, keys[0], *abreast) if all(abreast) else None  # type: ignore[arg-type]
 
 
-class InTurn:
+class OneByOne:
     """Replay stacks one after another; else as `Abreast`, which runs them side by side."""
 
     def __init__(self, nets: Sequence[Replay]) -> None:
@@ -244,7 +244,7 @@ class ClosedSAC:
         return {**named(sac.FIGURES, figures), TD_ERROR: errors}
 
 
-Nets = InTurn | Abreast
+Nets = OneByOne | Abreast
 
 
 def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:

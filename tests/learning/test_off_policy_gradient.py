@@ -22,7 +22,7 @@ from rlcli.kernels.ppo import cpu as ppo
 from rlcli.kernels.sac import cpu as sac
 from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.gradient import Autograd, GradientChoice
-from rlcli.learning.gradient_bootstrapped import CalledValues, InTurn
+from rlcli.learning.gradient_bootstrapped import CalledValues, OneByOne
 from rlcli.learning.gradient_ppo import ReplayedStack
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules import (
@@ -127,7 +127,7 @@ def test_dqn_of_a_network_that_is_no_plain_stack_and_of_targets_of_another_width
 @pytest.mark.parametrize("distance", ["l2", "smooth_l1"])
 @pytest.mark.parametrize("options", [{}, {"fixed_alpha": True, "alpha_init": 0.3}], ids=str)
 @pytest.mark.parametrize("hidden", [(16, 16), (32, 160, 160)], ids=str)
-@pytest.mark.parametrize("nets", [InTurn, Abreast])
+@pytest.mark.parametrize("nets", [OneByOne, Abreast])
 def test_sac(nets, extra, distance, options, hidden, monkeypatch):
     if nets is Abreast:
         monkeypatch.setattr(host, "may_ask", lambda x: False)
@@ -146,7 +146,7 @@ def test_a_log_scale_at_its_bounds_gets_no_gradient():
     with torch.no_grad():
         actor[0].module[0].module[-1].bias[2:] = torch.tensor([5.0, -30.0])
     loss = SACLoss(actor, list(critics), generator=torch.Generator())
-    agree(loss, columns(torch.rand(N, 2) * 2 - 1), InTurn, seed=1)
+    agree(loss, columns(torch.rand(N, 2) * 2 - 1), OneByOne, seed=1)
 
 
 def test_what_the_closed_forms_do_not_know_goes_by_autograd():
