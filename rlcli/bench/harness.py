@@ -9,8 +9,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from rlcli.bench.settings import MIN_ROUNDS
 from rlcli.config.installed import install
 from rlcli.config.run_files import write_whole
-from rlcli.errors import ResourceError
+from rlcli.errors import unwritable
 from rlcli.processes.process import cores
 from rlcli.report.figures import NOTHING, Table
 
@@ -227,6 +227,11 @@ def _case(side: str) -> str:
 _VERDICT = {None: "", True: " met", False: " missed"}
 
 
+def _written(path: Path | str) -> AbstractContextManager[None]:
+    parent = Path(path).absolute().parent
+    return unwritable(f"cannot write {path}", parent, "Run the bench in a folder that can be written.")
+
+
 def claim(path: Path | str) -> None:
     """Make the folder of a file, and refuse now what could not be written later; what is in the file stays."""
     existed = Path(path).exists()
@@ -235,17 +240,6 @@ def claim(path: Path | str) -> None:
         open(path, "a", encoding="utf-8").close()
         if not existed:
             Path(path).unlink()
-
-
-@contextmanager
-def _written(path: Path | str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write {path}", where=str(Path(path).absolute().parent), why=error.strerror or str(error),
-            fix="Run the bench in a folder that can be written.",
-        ) from None  # fmt: skip
 
 
 def shown(seconds: float) -> str:

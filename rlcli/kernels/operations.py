@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rlcli.graphs import host
 
 
 def serves(x: Tensor) -> bool:
@@ -37,6 +40,17 @@ class Operations:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._made[0], name)
+
+    def call(self, name: str, like: Tensor) -> Any:
+        """Return an operation; where the host may ask, what is compiled for it, which is called without torch's way."""
+        if not host.may_ask(like):
+            return getattr(self, name)
+        return getattr(importlib.import_module(f"{self._package}.cpu"), f"{name}_of")
+
+
+def named(names: Sequence[str], figures: Tensor) -> dict[str, Any]:
+    """Return figures by their names: numbers, or where the host may not ask, tensors."""
+    return dict(zip(names, figures.tolist() if host.may_ask(figures) else figures.unbind(), strict=True))
 
 
 def _call(file: str, name: str, like: Any, *given: Any) -> Any:

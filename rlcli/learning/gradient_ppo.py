@@ -10,14 +10,17 @@ rounding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, in_words
 from rlcli.graphs import host
 from rlcli.kernels import ppo
-from rlcli.kernels.mlp import Replay, keep_recent
-from rlcli.keys import Key
+from rlcli.kernels.mlp import Replay
+from rlcli.kernels.operations import named
 from rlcli.learning.gradient import Figures
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import NormalFamily
@@ -46,12 +49,8 @@ class ClosedPPO:
     def __init__(self, loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> None:
         self.loss, self.nets = loss, nets_of(loss, flat, columns)
         self._discrete, self._fitting = _discrete(loss), loss.density.family.fitting  # type: ignore[union-attr]
+        self._ppo = ppo.OPERATIONS.call("clipped_ppo", flat.tensor)
         self._constants: dict[float, Tensor] | None = None if host.may_ask(flat.tensor) else {}
-        if self._constants is None:
-            from rlcli.kernels.ppo import cpu  # loads the compiler
-
-            self._kernel, self._ppo = cpu, cpu.categorical if self._discrete else cpu.normal
-        self._grads: dict[int, tuple[Tensor, ...]] = {}
 
     def __call__(self, columns: Columns) -> Figures:
         loss, keys = self.loss, self.loss.tensor_keys
@@ -61,60 +60,30 @@ class ClosedPPO:
         rows = [per_row(value.detach(), target.shape, "state_value")]
         rows += [columns[keys.sample_log_prob].reshape(-1), columns[keys.advantage].reshape(-1), target]
         rows += [] if loss.clip_value is None else [columns[keys.value].reshape(-1)]
-        if self._constants is not None:
-            return self._as_operation(params, action, rows)
-        grads = self._grads.get(value.shape[0])
-        if grads is None:
-            contiguous = torch.contiguous_format
-            grads = tuple(torch.empty_like(x, memory_format=contiguous).detach() for x in (*params, value))
-            keep_recent(self._grads, value.shape[0], grads)
+        action, given = action.reshape(-1) if self._discrete else action, [x.detach() for x in params]
         try:
-            terms = self._ppo(
-                tuple(x.detach().contiguous().numpy() for x in params),
-                _flat(action) if self._discrete else action.numpy(),
-                self._kernel.PPORows(*(x.numpy() for x in (*rows, target)[:5])),
-                self._settings(),
-                tuple(x.numpy() for x in grads[:-1]),
-                _flat(grads[-1]),
+            *grads, figures = self._ppo(
+                given, action, rows, self._numbers(rows[0]), loss.loss_critic_type, bool(loss.normalize_advantage)
             )
         except IndexError as error:
             raise ArgumentError(
                 "the actor cannot be evaluated on the batch", why=in_words(error),
                 fix="Compare with the actions that it was made for.",
             ) from error  # fmt: skip
-        self.nets.backward(grads[:-1], grads[-1])
-        return {"loss": sum(terms[name] for name in loss.loss_keys), **self._wanted(terms)}
+        self.nets.backward(tuple(grads[:-1]), grads[-1])
+        return self._wanted(named(ppo.FIGURES, figures))
 
-    def _as_operation(self, params: tuple[Tensor, ...], action: Tensor, rows: list[Tensor]) -> Figures:
-        """Do it without a number that the host reads; a number of its own lies on the device before it is used."""
-        loss, like = self.loss, rows[0]
+    def _numbers(self, like: Tensor) -> list[Any]:
+        """Return the loss's numbers; where the host reads none, each lies on the device before it is used."""
+        loss = self.loss
         numbers = [*loss.clip_bounds, loss.critic_coeff, loss.entropy_coeff if loss.entropy_bonus else 0.0]
         numbers += [] if loss.clip_value is None else [loss.clip_value]
-        assert self._constants is not None
+        if self._constants is None:
+            return numbers
         for x in numbers:
             if not isinstance(x, Tensor) and x not in self._constants:
                 self._constants[x] = torch.tensor(x, dtype=torch.float64, device=like.device)
-        lying = [x.to(like.device) if isinstance(x, Tensor) else self._constants[x] for x in numbers]
-        action, given = action.reshape(-1) if self._discrete else action, [x.detach() for x in params]
-        *grads, figures = ppo.OPERATIONS.clipped_ppo(
-            given, action, rows, lying, loss.loss_critic_type, bool(loss.normalize_advantage)
-        )
-        self.nets.backward(tuple(grads[:-1]), grads[-1])
-        return self._wanted(dict(zip(ppo.FIGURES, figures.unbind(), strict=True)))
-
-    def _settings(self):
-        loss = self.loss
-        assert loss.critic_coeff is not None
-        low, high = loss.clip_bounds
-        return self._kernel.Settings(
-            low,
-            high,
-            loss.critic_coeff,
-            loss.entropy_coeff if loss.entropy_bonus else 0.0,
-            self._kernel.CRITIC_KINDS[loss.loss_critic_type],
-            -1.0 if loss.clip_value is None else loss.clip_value,
-            loss.normalize_advantage,
-        )
+        return [x.to(like.device) if isinstance(x, Tensor) else self._constants[x] for x in numbers]
 
     def _wanted(self, terms: Figures) -> Figures:
         loss = self.loss
@@ -129,10 +98,6 @@ class ClosedPPO:
 
 def _discrete(loss: ClipPPOLoss) -> bool:
     return type(loss.density.family) is CategoricalFamily
-
-
-def _flat(x: Tensor):
-    return x.reshape(-1).numpy()
 
 
 def _usual(loss: ClipPPOLoss, flat: FlatParameters) -> bool:
@@ -201,32 +166,52 @@ def _as_rows(x: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
     return x.expand_as(like).reshape(-1, like.shape[-1]).to(dtype)
 
 
-class Replayed:
-    """Two separate plain stacks, each on one observation; the actor's may be followed by a mask or a learned scale."""
+class ReplayedStack:
+    """A plain stack on one observation, perhaps followed by a mask, replayed by hand."""
 
-    def __init__(
-        self,
-        actor: Replay,
-        critic: Replay,
-        keys: tuple[Key, Key],
-        scale: StateIndependentScale | None,
-        mask: Stage | None,
-    ) -> None:
-        self.actor, self.critic, self.keys, self.mask = actor, critic, keys, mask
-        self._log_std = None if scale is None else scale.log_std
+    def __init__(self, stages: Sequence[Stage], trained: bool) -> None:
+        self.net, self.key, self._masks = Replay(stages[0].layers or (), trained), stages[0].in_keys[0], stages[1:]
+        self.backward = self.net.backward  # the gradient of what is masked is 0 already
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage], trained: bool = True) -> ReplayedStack | None:
+        masked = len(stages) == 2 and stages[1].is_plain(LogitMask)
+        return cls(stages, trained) if len(stages) == 1 + masked and stages[0].layers is not None else None
+
+    def fits(self, columns: Columns, dtype: torch.dtype) -> bool:
+        """Say whether its observation is a row of as many numbers of a dtype as it reads."""
+        x, widths = columns.get(self.key), self.net.widths
+        plain = x is not None and x.ndim == 2 and x.dtype == dtype
+        return plain and widths is not None and widths[0] == x.shape[1]  # type: ignore[union-attr]
+
+    def forward(self, columns: Columns) -> Tensor:
+        out = self.net.forward(columns[self.key])
+        for mask in self._masks:
+            out = mask.module(out, columns[mask.in_keys[1]])
+        return out
+
+
+def all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
+    """Say whether these networks' parameters, and the others, are all that is trained."""
+    replayed = [id(p) for net in nets for linear, _ in net.layers for p in linear.parameters()]
+    return sorted([*replayed, *map(id, others)]) == sorted(map(id, flat.parameters))
+
+
+class Replayed:
+    """Two separate plain stacks, the actor's perhaps followed by a mask or a learned scale."""
+
+    def __init__(self, actor: ReplayedStack, critic: ReplayedStack, log_std: nn.Parameter | None) -> None:
+        self.actor, self.critic, self._log_std = actor, critic, log_std
 
     def forward(self, batch: Columns) -> Outputs:
-        first = self.actor.forward(batch[self.keys[0]])
-        if self.mask is not None:  # the gradient of what is masked is 0 already
-            first = self.mask.module(first, batch[self.mask.in_keys[1]])
-        value = self.critic.forward(batch[self.keys[1]])
+        first, value = self.actor.forward(batch), self.critic.forward(batch)
         if self._log_std is None:
             return (first,), value
         return (first, self._log_std.detach().exp().expand_as(first)), value
 
     def backward(self, param_grads: tuple[Tensor, ...], value_grad: Tensor) -> None:
         self.actor.backward(param_grads[0])
-        self.critic.backward(value_grad)
+        self.critic.backward(value_grad.view(-1, 1))
         if self._log_std is not None:  # scale = exp(log_std), the same for every row
             torch.sum(param_grads[1], 0, out=self._log_std.grad)
             self._log_std.grad.mul_(self._log_std.detach().exp())  # type: ignore[union-attr]
@@ -234,20 +219,14 @@ class Replayed:
 
 def _replayed(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) -> Replayed | None:
     assert loss.critic is not None
-    actor, param_keys, critic = loss.density.stages, loss.density.param_keys, loss.critic.stages or ()
-    scale = actor[-1].module if actor[-1].is_plain(StateIndependentScale) else None
-    mask = actor[-1] if actor[-1].is_plain(LogitMask) else None
-    nets = [*(actor if scale is None and mask is None else actor[:-1]), *critic]
-    written = list(dict.fromkeys(k for stage in actor for k in stage.out_keys))
-    if len(critic) != 1 or len(nets) != 2 or written != param_keys:
+    stages = loss.density.stages
+    log_std = stages[-1].module.log_std if stages[-1].is_plain(StateIndependentScale) else None
+    actor = ReplayedStack.of(stages if log_std is None else stages[:-1])
+    critic = ReplayedStack.of(loss.critic.stages or ())
+    written = list(dict.fromkeys(k for stage in stages for k in stage.out_keys))
+    if actor is None or critic is None or written != loss.density.param_keys:
         return None
-    stacks = [layers for stage in nets if (layers := stage.layers) is not None]
-    parameters = (id(p) for stage in (*actor, *critic) for p in stage.module.parameters())
-    if len(stacks) != 2 or sorted(parameters) != sorted(map(id, flat.parameters)):
+    if not all_of(flat, [actor.net, critic.net], *([] if log_std is None else [log_std])):
         return None  # shared, frozen or further parameters: autograd knows what to do with them
-    (actor_net, critic_net), keys = map(Replay, stacks), (nets[0].in_keys[0], nets[1].in_keys[0])
-    for key, widths in zip(keys, (actor_net.widths, critic_net.widths), strict=True):
-        x = columns.get(key)
-        if x is None or x.dtype != flat.tensor.dtype or x.ndim != 2 or widths is None or widths[0] != x.shape[1]:
-            return None
-    return Replayed(actor_net, critic_net, keys, scale, mask)
+    fits = all(net.fits(columns, flat.tensor.dtype) for net in (actor, critic))
+    return Replayed(actor, critic, log_std) if fits else None

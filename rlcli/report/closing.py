@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.config.run_files import SUMMARY, write_whole
-from rlcli.errors import ResourceError
+from rlcli.errors import unwritable
 from rlcli.report import figures
 from rlcli.report.clock import COMPILE
 from rlcli.report.figures import Table, key_cell, shape_cell, wrapped
@@ -61,13 +61,9 @@ def write(folder: Path | str, summary: Mapping) -> None:
     folder = Path(folder)
     contents = {SUMMARY: json.dumps(summary, indent=2, allow_nan=False) + "\n", REPORT: to_markdown(summary)}
     for path, text in ((folder / name, text) for name, text in contents.items()):
-        try:
+        fix = "The run itself is saved: `rlcli eval` and `rlcli resume` work once the folder can be written."
+        with unwritable("cannot write the closing report", path, fix):
             write_whole(path, text)
-        except OSError as error:
-            raise ResourceError(
-                "cannot write the closing report", where=str(path), why=error.strerror or str(error),
-                fix="The run itself is saved: `rlcli eval` and `rlcli resume` work once the folder can be written.",
-            ) from error  # fmt: skip
 
 
 def to_markdown(summary: Mapping) -> str:

@@ -6,13 +6,14 @@ observations inside a lazy next observation are not counted twice. Nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torch.utils._pytree import tree_iter
 
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import DELTA_KEPT, Key, as_tuple, delta_key, scale_key, show, under_next, unravel
@@ -152,10 +153,10 @@ def learner_entries(
     claims = Claims() if claims is None else claims
     together = torch.nn.ModuleList(modules.values())  # what two of them share is listed once
     parameters: list[Tensor] = [*together.parameters()]
+    state = [x for x in tree_iter(getattr(optimizer, "state", optimizer)) if isinstance(x, Tensor)]
     kinds = {
         "parameters": parameters, "gradients": [p.grad for p in parameters if p.grad is not None],
-        "buffers": [*together.buffers()],
-        "optimizer": [*_tensors(optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else optimizer)],
+        "buffers": [*together.buffers()], "optimizer": state,
     }  # fmt: skip
     return summed_entries(kinds, claims)
 
@@ -224,14 +225,3 @@ def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> LedgerEntry
 
 def _describe(value: Tensor) -> tuple[tuple[int, ...], str, str]:
     return tuple(value.shape), dtype_name(value.dtype), str(value.device)
-
-
-def _tensors(state: object) -> Iterator[Tensor]:
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, Mapping):
-        for value in state.values():
-            yield from _tensors(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from _tensors(value)

@@ -32,7 +32,7 @@ from rlcli.config import registry
 from rlcli.config.problem import spell
 from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
 from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
-from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError, unwritable
 from rlcli.processes.lock import hold, let_go
 from rlcli.report.metrics import read_metrics
 from rlcli.runs.provenance import git_state, versions
@@ -109,22 +109,14 @@ def note_resume(run: Run, config: Mapping[str, Any], record: Mapping[str, Any]) 
     """Write a resumed run's changed config, then the `record` of it; return the run, read anew."""
     when = datetime.now().astimezone().isoformat(timespec="seconds")
     info = {**run.info, "resumed": [*run.info.get("resumed", []), {"when": when, **record}]}
-    for name, content in ((CONFIG, config), (RUN, info)):
-        try:
+    with _writable(run.path):
+        for name, content in ((CONFIG, config), (RUN, info)):
             write_whole(run.path / name, json.dumps(content, indent=2) + "\n")
-        except OSError as error:
-            raise _refused(run.path, error) from error
     return Run(run.path)
 
 
-def _refused(path: Path, error: OSError) -> ResourceError:
-    """Return the error for a run folder that the system refuses."""
-    return ResourceError(
-        "cannot write the run folder",
-        where=str(path),
-        why=error.strerror or str(error),
-        fix="Choose a run.dir that can be written.",
-    )
+def _writable(path: Path) -> contextlib.AbstractContextManager[None]:
+    return unwritable("cannot write the run folder", path, "Choose a run.dir that can be written.")
 
 
 # ---- all of them --------------------------------------------------------------------------------------------------
@@ -201,20 +193,21 @@ def create(
     }
     run = Run(path)
     vars(run)["info"] = info  # as it would be read
-    try:
-        files = {CONFIG: json.dumps(config, indent=2), DIFF: diff, RUN: json.dumps(info, indent=2)}
-        for name, content in files.items():
-            if content:
-                with open(path / name, "xb") as file:  # of two processes that found the folder empty, one makes it
-                    run.made.append(name)
-                    file.write(content if isinstance(content, bytes) else f"{content}\n".encode())
-        (path / CHECKPOINTS).mkdir()
-        run.made.append(CHECKPOINTS)
-    except OSError as error:
-        _take_away(run, given=existed)
-        if isinstance(error, FileExistsError):
-            raise _exists(path) from None
-        raise _refused(path, error) from error
+    files = {CONFIG: json.dumps(config, indent=2), DIFF: diff, RUN: json.dumps(info, indent=2)}
+    with _writable(path):
+        try:
+            for name, content in files.items():
+                if content:
+                    with open(path / name, "xb") as file:  # of two processes that found the folder empty, one makes it
+                        run.made.append(name)
+                        file.write(content if isinstance(content, bytes) else f"{content}\n".encode())
+            (path / CHECKPOINTS).mkdir()
+            run.made.append(CHECKPOINTS)
+        except OSError as error:
+            _take_away(run, given=existed)
+            if isinstance(error, FileExistsError):
+                raise _exists(path) from None
+            raise
     return run
 
 
@@ -248,25 +241,22 @@ def claim_new(path: Path) -> Path:
     """Make the first of `path`, `path_2`, ... that does not exist; two processes never get the same."""
     number, candidate = 1, path
     while True:
-        try:
-            candidate.parent.mkdir(parents=True, exist_ok=True)
-            candidate.mkdir()
-            return candidate
-        except FileExistsError:
-            if not candidate.exists():
-                raise _refused(candidate, FileExistsError(17, "there is a file where a folder is needed")) from None
-            number += 1
-            candidate = path.with_name(f"{path.name}_{number}")
-        except OSError as error:
-            raise _refused(candidate, error) from error
+        with _writable(candidate):
+            try:
+                candidate.parent.mkdir(parents=True, exist_ok=True)
+                candidate.mkdir()
+                return candidate
+            except FileExistsError:
+                if not candidate.exists():
+                    raise FileExistsError(17, "there is a file where a folder is needed") from None
+        number += 1
+        candidate = path.with_name(f"{path.name}_{number}")
 
 
 def _claim_given(path: Path) -> Path:
-    try:
+    with _writable(path):
         path.mkdir(parents=True, exist_ok=True)
         occupied = any(entry.name != OUTPUT for entry in path.iterdir())
-    except OSError as error:
-        raise _refused(path, error) from error
     if occupied and not (path / RUN).exists():
         raise ResourceError(
             "the run folder is not empty, but contains no run",
@@ -384,25 +374,18 @@ class Holder:
 @contextlib.contextmanager
 def locked(folder: Path | str) -> Iterator[None]:
     """Hold a run folder for this process; raise ResourceError with the holder's pid if another has it."""
-    try:
-        since = datetime.now().astimezone().isoformat(timespec="seconds")
-        myself = Holder(os.getpid(), socket.gethostname(), psutil.Process().create_time(), since)
-        lock = hold(Path(folder) / LOCK, json.dumps(asdict(myself)), 0o644)
-    except BlockingIOError as error:
-        holder = read_holder(folder)
-        raise ResourceError(
-            "the run folder is in use",
-            where=str(folder),
-            why=f"held by {holder}" if holder else "held by another process",
-            fix="Wait for it" + (f", stop it (kill {holder.pid})" if holder else "") + ", or choose another run.dir.",
-        ) from error
-    except OSError as error:
-        raise ResourceError(
-            "cannot lock the run folder",
-            where=str(folder),
-            why=error.strerror or str(error),
-            fix="Give write permission, or choose another run.dir.",
-        ) from error
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    myself = Holder(os.getpid(), socket.gethostname(), psutil.Process().create_time(), since)
+    with unwritable("cannot lock the run folder", folder, "Give write permission, or choose another run.dir."):
+        try:
+            lock = hold(Path(folder) / LOCK, json.dumps(asdict(myself)), 0o644)
+        except BlockingIOError as error:
+            holder = read_holder(folder)
+            kill = f", stop it (kill {holder.pid})" if holder else ""
+            raise ResourceError(
+                "the run folder is in use", where=str(folder), why=f"held by {holder or 'another process'}",
+                fix=f"Wait for it{kill}, or choose another run.dir.",
+            ) from error  # fmt: skip
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from rlcli.config import registry
 from rlcli.config.run_files import RUN, SWEEP, write_whole
-from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError, unwritable
 from rlcli.processes.lock import hold, let_go
 from rlcli.runs.folder import OUTPUT, Run, claim_new
 from rlcli.runs.provenance import decides_bits, versions
@@ -92,18 +92,15 @@ class Sweep:
     @contextmanager
     def claimed(self, job: SweepJob) -> Iterator[bool]:
         """Hold a job for this process inside; False where another process has it."""
-        try:
+        lock = None
+        with unwritable("cannot write in the sweep's folder", self.path), suppress(BlockingIOError):
             (self.path / CLAIMS).mkdir(exist_ok=True)
             lock = hold(self.path / CLAIMS / str(job.number), str(os.getpid()), 0o644)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError as error:
-            raise ResourceError("cannot write in the sweep's folder", where=str(self.path), why=str(error)) from error
         try:
-            yield True
+            yield lock is not None
         finally:
-            let_go(lock)
+            if lock is not None:
+                let_go(lock)
 
 
 def note_sweep(path: Path, verb: str, jobs: Sequence[tuple[Sequence[str], str]], recipes: Mapping[str, Any]) -> Sweep:
@@ -114,7 +111,7 @@ def note_sweep(path: Path, verb: str, jobs: Sequence[tuple[Sequence[str], str]],
         "verb": verb, "versions": versions(), "packages": packages, "recipe_dirs": recipe_dirs, "recipes": recipes,
         "jobs": listed,
     }  # fmt: skip
-    try:
+    with unwritable("cannot write the sweep's folder", path):
         path.mkdir(parents=True, exist_ok=True)
         if (path / SWEEP).exists():
             raise ResourceError(
@@ -123,8 +120,6 @@ def note_sweep(path: Path, verb: str, jobs: Sequence[tuple[Sequence[str], str]],
                 fix=f"Choose another hydra.sweep.dir, or run what is left of it: rlcli resume {path}.",
             )
         write_whole(path / SWEEP, json.dumps({**content, "sum": _sum(content)}, indent=1) + "\n")
-    except OSError as error:
-        raise ResourceError("cannot write the sweep's folder", where=str(path), why=str(error)) from error
     return open_sweep(path)
 
 

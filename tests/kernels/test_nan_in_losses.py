@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from rlcli.kernels.dqn import cpu as dqn
+from rlcli.kernels.ppo import FIGURES
 from rlcli.kernels.ppo import cpu as ppo
 from rlcli.kernels.sac import cpu as sac
 
@@ -11,31 +13,35 @@ NAN = float("nan")
 NONE, NO_STEPS = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
+def ppo_of(logits, action, rows, kind, normalize):
+    numbers = (0.2, 0.2, 0.5, 0.01, 0.2)
+    grad, value_grad, figures = ppo.clipped_ppo_of([logits], action, rows, numbers, kind, normalize)
+    return grad, value_grad, dict(zip(FIGURES, figures.tolist(), strict=True))
+
+
 @pytest.mark.parametrize("column", ppo.PPORows._fields)
-@pytest.mark.parametrize("kind", ppo.CRITIC_KINDS.values())
+@pytest.mark.parametrize("kind", ppo.CRITIC_KINDS)
 @pytest.mark.parametrize("normalize", [False, True])
 def test_ppo_sees_the_nan_of_every_column(column, kind, normalize):
-    rng = np.random.default_rng(0)
-    rows = {name: rng.normal(size=4).astype(np.float32) for name in ppo.PPORows._fields}
+    draw = torch.Generator().manual_seed(0)
+    rows = {name: torch.randn(4, generator=draw) for name in ppo.PPORows._fields}
     rows[column][2] = NAN
-    settings = ppo.Settings(0.2, 0.2, 0.5, 0.01, kind, 0.2, normalize)
-    logits, grad, value_grad = rng.normal(size=(4, 3)).astype(np.float32), np.empty((4, 3)), np.empty(4)
-    terms = ppo.categorical((logits,), np.array([0, 1, 2, 0]), ppo.PPORows(**rows), settings, (grad,), value_grad)
+    logits, action = torch.randn(4, 3, generator=draw), torch.tensor([0, 1, 2, 0])
+    grad, _, terms = ppo_of(logits, action, [*rows.values()], kind, normalize)
     if column in ("old_log_prob", "advantage"):
-        assert np.isnan(terms["loss_objective"]) and np.isnan(grad[2]).all()
-        assert normalize or np.isfinite(grad[:2]).all()
+        assert np.isnan(terms["loss_objective"]) and grad[2].isnan().all()
+        assert normalize or grad[:2].isfinite().all()
     else:
-        assert np.isnan(terms["loss_critic"]) and np.isfinite(grad).all()
+        assert np.isnan(terms["loss_critic"]) and grad.isfinite().all()
+    assert np.isnan(terms["loss"])
 
 
 def test_ppo_sees_the_nan_of_a_logit():
-    logits, ones = np.zeros((4, 3), np.float32), np.ones(4, np.float32)
+    logits = torch.zeros(4, 3)
     logits[2, 1] = NAN
-    settings = ppo.Settings(0.2, 0.2, 0.5, 0.01, 0, 0.2, False)
-    grad = np.empty((4, 3), np.float32)
-    terms = ppo.categorical((logits,), np.zeros(4, np.int64), ppo.PPORows(*[ones] * 5), settings, (grad,), ones.copy())
+    grad, _, terms = ppo_of(logits, torch.zeros(4, dtype=torch.int64), [torch.ones(4)] * 5, "l2", False)
     assert all(np.isnan(terms[name]) for name in ("loss_objective", "loss_entropy", "entropy"))
-    assert np.isnan(grad[2]).all() and np.isfinite(grad[[0, 1, 3]]).all()
+    assert grad[2].isnan().all() and grad[[0, 1, 3]].isfinite().all()
 
 
 @pytest.mark.parametrize("critic", [0, 1])

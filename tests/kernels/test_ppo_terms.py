@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.kernels.ppo.cpu import CRITIC_KINDS, PPORows, Settings, categorical
+from rlcli.kernels.ppo import FIGURES
+from rlcli.kernels.ppo.cpu import CRITIC_KINDS, PPORows, clipped_ppo_of
 from rlcli.objectives.ppo import effective_sample_size
 from rlcli.objectives.reduction import clipped_value_error, explained_variance
 
@@ -16,15 +17,11 @@ def of(dtype, **columns):
     given = {name: torch.as_tensor(column, dtype=dtype) for name, column in columns.items()}
     n = len(next(iter(given.values())))
     rows = {name: given.get(name, torch.zeros(n, dtype=dtype)) for name in PPORows._fields}
-    logits, action = np.zeros((n, 2), rows["value"].numpy().dtype), np.zeros(n, np.int64)
-    gradient = np.empty(n, logits.dtype)
 
-    def found(**settings):
-        chosen = {"low": 0.2, "high": 0.2, "critic_coeff": 1.0, "entropy_coeff": 0.0, "critic_kind": 0}
-        chosen |= {"clip_value": -1.0, "normalize": False, **settings}
-        arrays = PPORows(**{name: column.numpy() for name, column in rows.items()})
-        terms = categorical((logits,), action, arrays, Settings(**chosen), (np.empty_like(logits),), gradient)
-        return terms, torch.from_numpy(gradient.copy())
+    def found(kind="l2", clip_value=-1.0):
+        told = [torch.zeros(n, 2, dtype=dtype)], torch.zeros(n, dtype=torch.int64), [*rows.values()]
+        _, gradient, figures = clipped_ppo_of(*told, (0.2, 0.2, 1.0, 0.0, clip_value), kind, False)
+        return dict(zip(FIGURES, figures.tolist(), strict=True)), gradient
 
     return rows, np.log(0.5), found
 
@@ -63,7 +60,5 @@ def test_a_value_as_far_off_as_the_clipped_one_has_the_gradient_that_autograd_fi
     value = torch.tensor([2.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
     old, target = torch.zeros(3, dtype=torch.float64), torch.tensor([1.5, 1.0, 0.0], dtype=torch.float64)
     clipped_value_error(value, old, target, kind, 1.0).mean().backward()
-    _, gradient = of(torch.float64, value=value.detach(), target=target)[2](
-        critic_kind=CRITIC_KINDS[kind], clip_value=1.0
-    )
+    _, gradient = of(torch.float64, value=value.detach(), target=target)[2](kind, clip_value=1.0)
     assert torch.allclose(gradient, value.grad)

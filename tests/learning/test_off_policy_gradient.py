@@ -17,11 +17,13 @@ from torch.utils.hooks import RemovableHandle
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
 from rlcli.graphs import host
 from rlcli.kernels.dqn import cpu as dqn
+from rlcli.kernels.mlp import Abreast
 from rlcli.kernels.ppo import cpu as ppo
 from rlcli.kernels.sac import cpu as sac
 from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.gradient import Autograd, GradientChoice
-from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC, OperatedDQN, OperatedSAC
+from rlcli.learning.gradient_bootstrapped import CalledValues, OneByOne
+from rlcli.learning.gradient_ppo import ReplayedStack
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules import (
     IndependentNormal,
@@ -65,10 +67,10 @@ def shake(*networks):
                 p += 0.2 * torch.randn_like(p)
 
 
-def agree(loss, batch, closed_kind, seed=None):
+def agree(loss, batch, nets, seed=None):
     flat = FlatParameters(loss)
     closed = GradientChoice(loss, flat).of(batch)
-    assert type(closed) is closed_kind
+    assert type(closed.delayed) is nets
     found = []
     for gradient in (closed, Autograd(loss, flat)):
         if seed is not None:
@@ -91,16 +93,16 @@ def agree(loss, batch, closed_kind, seed=None):
 @pytest.mark.parametrize("extra", [{}, {"weights": True}, {"steps": True}], ids=["plain", "prioritized", "n-step"])
 @pytest.mark.parametrize("distance", ["l2", "l1", "smooth_l1"])
 @pytest.mark.parametrize("options", [{}, {"double_dqn": True}, {"delay_value": False}], ids=str)
-@pytest.mark.parametrize("closed", [ClosedDQN, OperatedDQN])
-def test_dqn(closed, space, extra, distance, options, monkeypatch):
-    if closed is OperatedDQN:
+@pytest.mark.parametrize("nets", [ReplayedStack, CalledValues])
+def test_dqn(nets, space, extra, distance, options, monkeypatch):
+    if nets is CalledValues:
         monkeypatch.setattr(host, "may_ask", lambda x: False)
     actor = build_q_actor(OBSERVED, space, hidden=(32, 160, 160), activation="relu", generator=0).actor[0]
     loss = DQNLoss(actor, loss_function=distance, gamma=0.95, **options)
     shake(*[target for _, target in loss.target_pairs()])
     index = torch.randint(3, (N,))
     action = index if isinstance(space, Categorical) else torch.nn.functional.one_hot(index, 3)
-    agree(loss, columns(action, **extra), closed)
+    agree(loss, columns(action, **extra), nets)
 
 
 def test_dqn_of_a_network_that_is_no_plain_stack_and_of_targets_of_another_width(monkeypatch):
@@ -115,7 +117,7 @@ def test_dqn_of_a_network_that_is_no_plain_stack_and_of_targets_of_another_width
 
     loss = DQNLoss(QValueActor(net(3), spec=Categorical(3)), double_dqn=True)
     batch = columns(torch.randint(3, (N,)))
-    agree(loss, batch, OperatedDQN)
+    agree(loss, batch, CalledValues)
     loss.target_value_network = QValueActor(net(4), spec=Categorical(4))
     loss.take_up_networks()
     refused(ArgumentError, "other actions", lambda: GradientChoice(loss, FlatParameters(loss)).of(batch)(batch))
@@ -125,9 +127,9 @@ def test_dqn_of_a_network_that_is_no_plain_stack_and_of_targets_of_another_width
 @pytest.mark.parametrize("distance", ["l2", "smooth_l1"])
 @pytest.mark.parametrize("options", [{}, {"fixed_alpha": True, "alpha_init": 0.3}], ids=str)
 @pytest.mark.parametrize("hidden", [(16, 16), (32, 160, 160)], ids=str)
-@pytest.mark.parametrize("closed", [ClosedSAC, OperatedSAC])
-def test_sac(closed, extra, distance, options, hidden, monkeypatch):
-    if closed is OperatedSAC:
+@pytest.mark.parametrize("nets", [OneByOne, Abreast])
+def test_sac(nets, extra, distance, options, hidden, monkeypatch):
+    if nets is Abreast:
         monkeypatch.setattr(host, "may_ask", lambda x: False)
     spec = Bounded(torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 3.0]), (2,))
     actor, critics = build_soft_actor_critic(OBSERVED, spec, hidden=hidden, activation="relu", generator=0)
@@ -135,7 +137,7 @@ def test_sac(closed, extra, distance, options, hidden, monkeypatch):
     loss = SACLoss(actor, list(critics), loss_function=distance, gamma=0.95, generator=generator, **options)
     shake(actor, *[target for _, target in loss.target_pairs()])
     action = torch.rand(N, 2) * torch.tensor([4.0, 3.0]) - torch.tensor([2.0, 0.0])
-    agree(loss, columns(action, **extra), closed, seed=11)
+    agree(loss, columns(action, **extra), nets, seed=11)
 
 
 def test_a_log_scale_at_its_bounds_gets_no_gradient():
@@ -144,7 +146,7 @@ def test_a_log_scale_at_its_bounds_gets_no_gradient():
     with torch.no_grad():
         actor[0].module[0].module[-1].bias[2:] = torch.tensor([5.0, -30.0])
     loss = SACLoss(actor, list(critics), generator=torch.Generator())
-    agree(loss, columns(torch.rand(N, 2) * 2 - 1), ClosedSAC, seed=1)
+    agree(loss, columns(torch.rand(N, 2) * 2 - 1), OneByOne, seed=1)
 
 
 def test_what_the_closed_forms_do_not_know_goes_by_autograd():
@@ -181,10 +183,10 @@ def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
             GradientChoice(loss, flat).of(batch)(batch)
 
 
-@pytest.mark.parametrize("closed", [ClosedDQN, OperatedDQN])
+@pytest.mark.parametrize("nets", [ReplayedStack, CalledValues])
 @pytest.mark.parametrize("double", [False, True])
-def test_the_next_action_is_one_that_its_mask_allows(double, closed, monkeypatch):
-    if closed is OperatedDQN:
+def test_the_next_action_is_one_that_its_mask_allows(double, nets, monkeypatch):
+    if nets is CalledValues:
         monkeypatch.setattr(host, "may_ask", lambda x: False)
     net = TensorDictModule(nn.Linear(5, 3), ["observation"], ["action_value"])
     loss = DQNLoss(QValueActor(net, spec=Categorical(3), action_mask_key="legal"), gamma=1.0, double_dqn=double)
@@ -195,7 +197,7 @@ def test_the_next_action_is_one_that_its_mask_allows(double, closed, monkeypatch
     batch[("next", "legal")][0] = False  # as where an episode has ended
     batch[("next", "terminated")][0] = True
     assert ("next", "legal") in loss.in_keys
-    agree(loss, batch, closed)
+    agree(loss, batch, nets)
     with torch.no_grad():
         later = net.module(batch[("next", "observation")])[:, 0] * ~batch[("next", "terminated")][:, 0]
         error = (net.module(batch["observation"])[:, 0] - batch[("next", "reward")][:, 0] - later).abs()
@@ -465,6 +467,11 @@ def test_actions_of_another_width_than_the_actors_are_not_read_beside_the_array(
     loss, batch = off_policy("sac")
     batch["action"] = torch.rand(N, 3)
     refused(ArgumentError, "qvalue", lambda: GradientChoice(loss, FlatParameters(loss)).of(batch)(batch))
+
+    def clipped(params, action, rows):
+        params, (action, *rows) = (list(map(torch.from_numpy, x)) for x in (params, (action, *rows)))
+        ppo.clipped_ppo_of(params, action, rows, [0.2] * 4, "l2", False)
+
     for call in (
         lambda x, y: sac.draw(x(4, 5), x(4, 3), x(3), x(3), -1.0, 1.0, x(4, 3), x(4)),
         lambda x, y: sac.draw(x(4, 6), x(4, 3), x(2), x(2), -1.0, 1.0, x(4, 3), x(4)),
@@ -472,14 +479,8 @@ def test_actions_of_another_width_than_the_actors_are_not_read_beside_the_array(
         lambda x, y: dqn.q_learning(
             x(4, 3), y(4), x(4, 2), x(4, 3), x(4), x(4) > 0, 0.9, y(0), x(0), 0, x(4, 3), x(4)
         ),
-        lambda x, y: ppo.normal(
-            (x(4, 3), x(4, 1)), x(4, 3), ppo.PPORows(*[x(4)] * 5), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
-            (x(4, 3), x(4, 1)), x(4),
-        ),
-        lambda x, y: ppo.categorical(
-            (x(4, 3),), y(4), ppo.PPORows(x(4), x(4), x(4), x(3), x(4)), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
-            (x(4, 3),), x(4),
-        ),
+        lambda x, y: clipped([x(4, 3), x(4, 1)], x(4, 3), [x(4)] * 5),
+        lambda x, y: clipped([x(4, 3)], y(4), [x(4), x(4), x(4), x(3), x(4)]),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="do not have"):
             call(lambda *shape: np.ones(shape, np.float32), lambda *shape: np.zeros(shape, np.int64))
@@ -507,7 +508,7 @@ def test_weights_that_are_replaced_are_those_that_count(change, side):
     flat.bind()
     found, grad = by(fast, batch)
     expected, wanted = by(GradientChoice(loss, flat, "autograd"), batch)
-    assert isinstance(fast.of(batch), ClosedDQN)
+    assert isinstance(fast.of(batch).online, ReplayedStack)
     assert found == pytest.approx(expected, rel=1e-5) and before != pytest.approx(found, rel=1e-3)
     assert (grad - wanted).abs().max() <= 2e-5 * (1 + wanted.abs().max())
 

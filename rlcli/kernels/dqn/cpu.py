@@ -65,4 +65,4 @@ def q_learning_of(
     grad, errors = torch.empty_like(values, memory_format=torch.contiguous_format), values.new_empty(len(values))
     given = (x.numpy() for x in (values, action, next_values, choosing, reward, terminated))
     figures = q_learning(*given, gamma, spans, weights_of(weight), KINDS[kind], grad.numpy(), errors.numpy())
-    return [grad, errors, torch.tensor(figures)]
+    return [grad, errors, torch.from_numpy(np.array(figures, np.float32))]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,22 +13,6 @@ from rlcli.kernels.compiled import compiled
 from rlcli.kernels.ppo import TERMS
 from rlcli.kernels.value_error import KINDS as CRITIC_KINDS
 from rlcli.kernels.value_error import distance
-
-__all__ = ["CRITIC_KINDS", "PPORows", "Settings", "categorical", "clipped_ppo_of", "normal"]
-
-Arrays = tuple[np.ndarray, ...]
-
-
-class Settings(NamedTuple):
-    """The numbers of the loss."""
-
-    low: float  # the ratio is clipped to [1 - low, 1 + high]
-    high: float
-    critic_coeff: float
-    entropy_coeff: float  # 0 without an entropy bonus
-    critic_kind: int  # of CRITIC_KINDS
-    clip_value: float  # negative: the value is not clipped
-    normalize: bool  # standardise the advantages of these rows
 
 
 class PPORows(NamedTuple):
@@ -43,15 +25,7 @@ class PPORows(NamedTuple):
     old_value: np.ndarray  # read only with clip_value
 
 
-_EPS = {np.dtype(kind).itemsize: float(np.finfo(kind).eps) for kind in (np.float32, np.float64)}
-
-
-def _numbers(s: Settings, rows: PPORows) -> np.ndarray:
-    """Return the settings, and the rows' dtype's epsilon, as one argument."""
-    norm, eps = 1.0 if s.normalize else 0.0, _EPS[rows.target.dtype.itemsize]
-    return np.array(
-        (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm, eps), np.float64
-    )
+_EPS = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float64)}
 
 
 @compiled()
@@ -210,35 +184,16 @@ def _normal(loc, scale, action, rows, numbers, loc_grad, scale_grad, value_grad,
             scale_grad[i, j] = -share * (push[i] * (z * z - number(1)) + bonus) * inverse
 
 
-def _terms(
-    kernel: Callable[..., None], params: Arrays, action: np.ndarray, rows: PPORows, settings: Settings,
-    param_grads: Arrays, value_grad: np.ndarray,
-) -> dict[str, float]:  # fmt: skip
-    """Return `TERMS`; write the gradients."""
-    terms = np.empty(len(TERMS))
-    kernel(*params, action, rows, _numbers(settings, rows), *param_grads, value_grad, terms)
-    return dict(zip(TERMS, terms.tolist(), strict=True))
-
-
-categorical = partial(_terms, _categorical)  # logits `[N, K]` and int64 actions `[N]`
-normal = partial(_terms, _normal)  # independent Gaussians: loc, scale and actions `[N, D]`
-
-
 def clipped_ppo_of(
-    params: list[Tensor], action: Tensor, rows: list[Tensor], numbers: list[Tensor], critic: str, normalize: bool
+    params: list[Tensor], action: Tensor, rows: list[Tensor], numbers: list[Any], critic: str, normalize: bool
 ) -> list[Tensor]:
     """See `rlcli.kernels.ppo`."""
     low, high, critic_coeff, entropy_coeff, clip_value = [*map(float, numbers), -1.0][:5]
-    settings = Settings(low, high, critic_coeff, entropy_coeff, CRITIC_KINDS[critic], clip_value, normalize)
-    grads = [torch.empty(x.shape, dtype=x.dtype) for x in (*params, rows[0])]
-    *param_grads, value_grad = (x.numpy() for x in grads)
-    terms = _terms(
-        _categorical if len(params) == 1 else _normal,
-        tuple(x.contiguous().numpy() for x in params),
-        action.numpy(),
-        PPORows(*(x.numpy() for x in (*rows, rows[3])[:5])),
-        settings,
-        tuple(param_grads),
-        value_grad,
-    )
-    return [*grads, torch.tensor([sum(terms[name] for name in TERMS[:3]), *terms.values()])]
+    told = (1 - low, 1 + high, critic_coeff, entropy_coeff, clip_value, CRITIC_KINDS[critic], normalize)
+    columns = PPORows(*[x.numpy() for x in (*rows, rows[3])[:5]])
+    grads, figures = [np.empty(x.shape, columns.value.dtype) for x in (*params, rows[0])], np.empty(1 + len(TERMS))
+    kernel = _categorical if len(params) == 1 else _normal
+    given = [x.contiguous().numpy() for x in params]
+    kernel(*given, action.numpy(), columns, np.array((*told, _EPS[rows[0].dtype]), np.float64), *grads, figures[1:])
+    figures[0] = figures[1:4].sum()
+    return [*map(torch.from_numpy, grads), torch.from_numpy(figures.astype(np.float32))]

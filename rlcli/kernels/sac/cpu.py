@@ -157,8 +157,8 @@ def terms_of(
     short = weighed - target_entropy
     loss_alpha = float(log_alpha) * short
     loss = loss_actor + loss_qvalue + loss_alpha
-    figures = torch.tensor([loss, loss_actor, loss_qvalue, loss_alpha, alpha, entropy, mean])
-    return [grads, errors, torch.tensor(short), figures]
+    figures = np.array((loss, loss_actor, loss_qvalue, loss_alpha, alpha, entropy, mean, short), np.float32)
+    return [grads, errors, torch.from_numpy(figures)[-1], torch.from_numpy(figures[:-1])]
 
 
 def actor_grad_of(
