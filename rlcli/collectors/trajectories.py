@@ -27,7 +27,7 @@ from rlcli.arguments import refuse
 from rlcli.data.next_obs import Packed, Rows, unpack
 from rlcli.data.next_obs.sparse import Sparse, is_sparse, nothing_of, sparse_of
 from rlcli.data.splitting import padded
-from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS, TRUNCATED, Key, as_tuple, unravel
+from rlcli.keys import COLLECTOR_MASK, DONE, NEXT, TRAJ_IDS, TRUNCATED, Key, as_tuple, unravel
 
 FORMATS = ("padded", "cat")
 Gaps = Mapping[int, bool]  # lane -> whether what comes next begins a trajectory; else it goes on with one, unseen
@@ -157,10 +157,8 @@ class Piece:
     """Hold consecutive rows of one trajectory, copied."""
 
     rows: dict[Key, Tensor]  # key -> [L, *F]
-    # int64 [E], ascending: rows whose next observation is not the row below
-    ends: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    extra: dict[Key, Tensor] = field(default_factory=dict)  # observation key -> [E, *F]: their next observations
-    few: dict[Key, Sparse] = field(default_factory=dict)  # key -> the rows of a sparse column; positions on the CPU
+    # key -> the rows of a sparse column, or the next observations that are not the row below; positions on the CPU
+    few: dict[Key, Sparse] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.rows.values())))
@@ -168,8 +166,13 @@ class Piece:
     @property
     def nbytes(self) -> int:
         few = (x for sparse in self.few.values() for x in (sparse.at, sparse.rows))
-        tensors = [*self.rows.values(), *self.extra.values(), self.ends, *few]
-        return sum(x.untyped_storage().nbytes() for x in tensors)
+        return sum(x.untyped_storage().nbytes() for x in (*self.rows.values(), *few))
+
+    @property
+    def following(self) -> dict[Key, Key]:
+        """Map the observations whose next values are among the few to these values' keys."""
+        roots = ((unravel(as_tuple(key)[1:]), key) for key in self.few if as_tuple(key)[0] == NEXT)
+        return {root: key for root, key in roots if root in self.rows}
 
     def truncated(self) -> Piece:
         """Return the same rows, the last one flagged truncated and done."""
@@ -178,51 +181,45 @@ class Piece:
             if key in flagged:
                 flagged[key] = flagged[key].clone()
                 flagged[key][-1] = True
-        return Piece(flagged, self.ends, self.extra, self.few)
+        return Piece(flagged, self.few)
 
     def state_dict(self) -> dict[str, Any]:
-        few = {key: {"at": sparse.at, "rows": sparse.rows} for key, sparse in self.few.items()}
-        return {"rows": self.rows, "ends": self.ends, "extra": self.extra, "few": few}
+        return {"rows": self.rows, "few": {key: {"at": few.at, "rows": few.rows} for key, few in self.few.items()}}
 
     @staticmethod
     def restored(state: dict[str, Any], device: torch.device | None) -> Piece:
         """Return what `state_dict` was taken of, on `device`."""
-        rows, extra = ({key: x.to(device) for key, x in state[name].items()} for name in ("rows", "extra"))
         few = {k: Sparse(x["at"].cpu(), x["rows"].to(device), nothing_of(k)) for k, x in state["few"].items()}
-        return Piece(rows, state["ends"].cpu(), extra, few)
+        return Piece({key: x.to(device) for key, x in state["rows"].items()}, few)
 
 
 class Cutter:
-    """Cut pieces out of one batch `[N, T]` or `[T]`."""
+    """Cut pieces, each up to a done step or the end of its lane, out of one batch `[N, T]` or `[T]`."""
 
     def __init__(self, batch: TensorDictBase) -> None:
         lanes = batch if batch.ndim == 2 else batch.unsqueeze(0)
         self.count, self.steps = lanes.shape
         columns = {unravel(key): x for key, x in lanes.items(True, True)}
-        few = {key: sparse_of(x, 2) for key, x in columns.items() if isinstance(x, Rows) and is_sparse(key, x)}
+        lazy = {key: x for key, x in columns.items() if isinstance(x, Rows)}
+        self.columns = {key: x for key, x in columns.items() if key not in lazy}
+        few = {key: sparse_of(x, 2) for key, x in lazy.items() if is_sparse(key, x)}
         self.few = {key: sparse._replace(at=sparse.at.cpu()) for key, sparse in few.items()}
-        columns = {key: x for key, x in columns.items() if key not in few}
-        lazy = {unravel(as_tuple(key)[1:]): x.full() for key, x in columns.items() if isinstance(x, Rows)}
-        self.columns = {key: x for key, x in columns.items() if not isinstance(x, Rows)}
-        self.following = lazy
-        self._odd = _odd_rows(self.columns, lazy)
+        if following := {key: x.full() for key, x in lazy.items() if key not in few}:
+            odd = self.columns[DONE].reshape(self.count, self.steps).cpu().clone()
+            odd[:, -1] = True
+            for key, x in following.items():  # whose next observation is not the row below, byte for byte
+                below = self.columns[unravel(as_tuple(key)[1:])][:, 1:].flatten(0, 1)
+                odd[:, :-1] |= ~_same(x[:, :-1].flatten(0, 1), below).reshape(self.count, -1).cpu()
+            at = odd.reshape(-1).nonzero().squeeze(-1)
+            self.few |= {key: Sparse(at, x.flatten(0, 1)[at.to(x.device)]) for key, x in following.items()}
 
     def cut(self, lane: int, start: int, stop: int) -> Piece:
         """Return rows `start .. stop-1` of a lane."""
-        rows = {key: x[lane, start:stop].clone() for key, x in self.columns.items()}
-        few = {key: self._rows_of(sparse, lane * self.steps + start, stop - start) for key, sparse in self.few.items()}
-        if not self.following:
-            return Piece(rows, few=few)
-        inside = [] if self._odd is None else self._odd[lane, start : stop - 1].nonzero().squeeze(-1).tolist()
-        ends = torch.tensor([*inside, stop - 1 - start])
-        places = (ends + start).tolist()
-        return Piece(rows, ends, {key: x[lane, places].clone() for key, x in self.following.items()}, few)
-
-    @staticmethod
-    def _rows_of(sparse: Sparse, first: int, count: int) -> Sparse:
-        """Return those of `count` rows, which are counted from the first of them."""
-        among = slice(*torch.searchsorted(sparse.at, torch.tensor([first, first + count])).tolist())
-        return Sparse(sparse.at[among] - first, sparse.rows[among].clone(), sparse.nothing)
+        rows, few, first = {key: x[lane, start:stop].clone() for key, x in self.columns.items()}, {}, lane * self.steps
+        for key, sparse in self.few.items():
+            among = slice(*torch.searchsorted(sparse.at, torch.tensor([first + start, first + stop])).tolist())
+            few[key] = Sparse(sparse.at[among] - (first + start), sparse.rows[among].clone(), sparse.nothing)
+        return Piece(rows, few)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -230,20 +227,19 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     first, before = pieces[0], [*accumulate(map(len, pieces), initial=0)]
     if len(pieces) == 1:
         return first
-    rows = {key: torch.cat([piece.rows[key] for piece in pieces]) for key in first.rows}
-    few = {}
+    rows, few = {key: torch.cat([piece.rows[key] for piece in pieces]) for key in first.rows}, {}
     for key, sparse in first.few.items():
         at = torch.cat([piece.few[key].at + start for piece, start in zip(pieces, before, strict=False)])
         few[key] = Sparse(at, torch.cat([piece.few[key].rows for piece in pieces]), sparse.nothing)
-    if not first.extra:
-        return Piece(rows, few=few)
-    ends = torch.cat([piece.ends + start for piece, start in zip(pieces, before, strict=False)])
-    extra = {key: torch.cat([piece.extra[key] for piece in pieces]) for key in first.extra}
-    # where two meet, the next observation may be the second's first row, byte for byte
-    seams, below = torch.searchsorted(ends, torch.tensor(before[1:-1]) - 1), before[1:-1]
-    seen = torch.stack([_same(x[seams.to(x.device)], rows[key][below]) for key, x in extra.items()]).all(0).cpu()
-    kept = torch.ones(len(ends), dtype=torch.bool).index_fill(0, seams[seen], False)
-    return Piece(rows, ends[kept], {key: x[kept.to(x.device)] for key, x in extra.items()}, few)
+    if following := first.following:
+        # where two meet, the next observation may be the second's first row, byte for byte
+        ends, below = next(few[key].at for key in following.values()), before[1:-1]
+        seams = torch.searchsorted(ends, torch.tensor(below) - 1)
+        pairs = [(few[after].rows, rows[key]) for key, after in following.items()]
+        seen = torch.stack([_same(x[seams.to(x.device)], row[below]) for x, row in pairs]).all(0).cpu()
+        kept = torch.ones(len(ends), dtype=torch.bool).index_fill(0, seams[seen], False)
+        few |= {key: Sparse(ends[kept], few[key].rows[kept.to(few[key].rows.device)]) for key in following.values()}
+    return Piece(rows, few)
 
 
 def end_to_end(pieces: Sequence[Piece]) -> TensorDictBase:
@@ -252,20 +248,10 @@ def end_to_end(pieces: Sequence[Piece]) -> TensorDictBase:
     flat = TensorDict({}, batch_size=(len(whole),), names=["time"])
     for key, x in whole.rows.items():
         flat.set(key, x)
-    device = whole.rows[DONE].device
-    ends = whole.ends.to(device, torch.int32) if whole.extra else None
-    return unpack(Packed(flat, ends, whole.extra, {key: sparse.to(device) for key, sparse in whole.few.items()}))
-
-
-def _odd_rows(columns: dict[Key, Tensor], following: dict[Key, Tensor]) -> Tensor | None:
-    """Return bool `[N, T-1]`: rows whose next observation is not the row below, bit for bit; None: not lazy."""
-    odd: Tensor | None = None
-    for key, x in following.items():
-        unlike = (
-            ~_same(x[:, :-1].flatten(0, 1), columns[key][:, 1:].flatten(0, 1)).reshape(len(x), x.shape[1] - 1).cpu()
-        )
-        odd = unlike if odd is None else odd | unlike
-    return odd
+    few = {key: sparse.to(whole.rows[DONE].device) for key, sparse in whole.few.items()}
+    extra = {key: few.pop(after) for key, after in whole.following.items()}
+    ends = next((last.at.to(torch.int32) for last in extra.values()), None)
+    return unpack(Packed(flat, ends, {key: last.rows for key, last in extra.items()}, few))
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from rlcli.collectors.trajectories import Cutter, Piece, end_to_end, joined
 from rlcli.data import ReplayBuffer, full_next_obs
 from rlcli.data.files.state import flatten, restore
 from rlcli.data.next_obs import Rows
+from rlcli.data.next_obs.sparse import Sparse
 from rlcli.data.splitting import padded
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
@@ -203,15 +204,20 @@ def test_an_endless_trajectory_holds_its_own_rows_and_no_batch(mode):
     assert len(places) == 1  # every batch was let go
 
 
+def places_in(piece, key="observation"):
+    return piece.few["next", key].at.tolist()
+
+
 def test_a_piece_keeps_a_next_observation_only_where_the_next_row_is_not_it():
-    batch = Collector(counters(1, lengths=(9,)), frames_per_batch=9, next_obs="exact").rollout()
-    cutter = Cutter(batch)
-    pieces = [cutter.cut(0, 0, 4), cutter.cut(0, 4, 5), cutter.cut(0, 5, 9)]
+    made = Collector(counters(1, lengths=(9,)), frames_per_batch=9, next_obs="exact")
+    batches = [made.rollout(steps) for steps in (4, 1, 4)]
+    pieces = [Cutter(batch).cut(0, 0, batch.numel()) for batch in batches]
     whole = joined([joined(pieces[:2]), pieces[2]])
-    assert whole.ends.tolist() == [8] and [piece.ends.tolist() for piece in pieces] == [[3], [0], [3]]
+    assert places_in(whole) == [8] and [places_in(piece) for piece in pieces] == [[3], [0], [3]]
     flat = end_to_end([whole, *pieces])
     assert isinstance(flat["next", "observation"], Rows) and flat.get(("next", "observation")).ends.tolist() == [8, 17]
-    assert torch.equal(flat["next", "observation"][9:] + 0, batch["next", "observation"][0] + 0)
+    following = torch.cat([batch["next", "observation"].reshape(-1, 2) for batch in batches])
+    assert torch.equal(flat["next", "observation"] + 0, torch.cat([following] * 2))
 
 
 def test_rows_that_the_row_below_does_not_prove_keep_their_next_observation():
@@ -222,19 +228,19 @@ def test_rows_that_the_row_below_does_not_prove_keep_their_next_observation():
     batch["observation"] = obs
     batch["next", "observation"] = Rows(obs, following, torch.tensor([1, 5, 3, 7]))
     piece = Cutter(batch).cut(0, 0, 4)
-    assert piece.ends.tolist() == [1, 3]
+    assert places_in(piece) == [1, 3]
     got = full_next_obs(end_to_end([piece]))["next", "observation"]
     assert torch.equal(got.view(torch.int32), following.view(torch.int32))
 
 
 def test_a_seam_that_the_next_piece_does_not_prove_keeps_its_next_observation():
-    first, second = (
-        Piece({"o": torch.tensor(x)}, torch.tensor([1]), {"o": torch.tensor([9.0])}) for x in ([1.0, 2.0], [3.0, 4.0])
-    )
-    whole = joined([first, second])
-    assert whole.ends.tolist() == [1, 3] and whole.extra["o"].tolist() == [9.0, 9.0]
-    proved = joined([Piece(first.rows, first.ends, {"o": torch.tensor([3.0])}), second])
-    assert proved.ends.tolist() == [3] and proved.extra["o"].tolist() == [9.0]
+    def piece(rows, after):
+        return Piece({"o": torch.tensor(rows)}, {("next", "o"): Sparse(torch.tensor([1]), torch.tensor([after]))})
+
+    second = piece([3.0, 4.0], 9.0)
+    for after, places in ((9.0, [1, 3]), (3.0, [3])):
+        whole = joined([piece([1.0, 2.0], after), second])
+        assert places_in(whole, "o") == places and set(whole.few["next", "o"].rows.tolist()) == {9.0}
 
 
 def test_a_buffer_gets_trajectories_end_to_end():
