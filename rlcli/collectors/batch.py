@@ -5,7 +5,7 @@ column   env 0 | t0 t1 t2 .. |      rows[key][t] = column[:, t]   for t < T   (v
          env 1 | t0 t1 t2 .. |      rows[key][T] = carrier[key]   [N, *shape] shared by all batches
 ```
 A key that nobody stores has two scratch rows used in turn, so what is stored is a choice of row list, never a branch in
-the loop. Beside the columns lie the true successors of steps that ended an episode (`FinalObservations`).
+the loop. Beside the columns lie the true successors of steps that ended an episode (`Finals`).
 
 What is stored as the env gave it is checked when the loop is over (`finish`). What no stored column shows as it was is
 looked at in the loop, before a transform that clips or scales would hide it. A recurrent policy's state is kept in a
@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,14 @@ from rlcli.vec_envs.episodes import BatchStart, not_finite
 from rlcli.vec_envs.vec_env import VecEnv
 
 Kept = dict[Key, tuple[np.ndarray, np.ndarray]]  # places (t, lane), int64 [K, 2], and states [K, *shape]
+
+
+class Finals(NamedTuple):
+    """Hold the true next observations of finished envs, which resets overwrite."""
+
+    places: Sequence[tuple[int, int]]  # (t, lane): they are rows t+1
+    values: dict[Key, np.ndarray]  # key -> `[len(places), *shape]`; may be empty where `places` is
+
 
 ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked at in every step
 _SPARE = 2  # batches of one length, kept while a third is written
@@ -80,17 +88,9 @@ class KeptRows:
         self._rows = list(rows.items())
         self.clear()
 
-    @classmethod
-    def of(cls, places: list[tuple[int, int]], values: dict[Key, np.ndarray]) -> Self:
-        """Return those that others have kept: `stacked` gives `values`."""
-        made = cls({})
-        made.places, made._stacked = places, values
-        return made
-
     def clear(self) -> None:
         self.places: list[tuple[int, int]] = []
         self._values: dict[Key, list[np.ndarray]] = {key: [] for key, _ in self._rows}
-        self._stacked: dict[Key, np.ndarray] | None = None
 
     def keep(self, t: int, lanes: Sequence[int], row: int) -> None:
         """Copy a row of these envs, as one of step t."""
@@ -104,15 +104,8 @@ class KeptRows:
         for key, kept in self._values.items():
             kept.append(values[key])
 
-    def stacked(self) -> dict[Key, np.ndarray]:
-        """Return key -> `[kept rows, *shape]`, in the order of `places`; for when the batch is over."""
-        if self._stacked is None:
-            self._stacked = {key: np.concatenate(parts) for key, parts in self._values.items()} if self.places else {}
-        return self._stacked
-
-
-class FinalObservations(KeptRows):
-    """Keep the true next observations of finished envs, rows t+1 of steps t, before resets overwrite them."""
+    def taken(self) -> Finals:
+        return Finals(self.places, {key: np.concatenate(x) for key, x in self._values.items()} if self.places else {})
 
 
 class BatchPool:
@@ -242,8 +235,9 @@ class KeptStates(RowOp):
 
     def kept(self, steps: int) -> Kept:
         """Return those of the first `steps` rows, in (lane, t) order; of a row that was kept twice the last counts."""
-        places = np.array(self._kept.places, np.int64)
+        rows, values = self._kept.taken()
+        places = np.array(rows, np.int64)
         number = places[:, 1] * (steps + 1) + places[:, 0]
         last = len(number) - 1 - np.unique(number[::-1], return_index=True)[1]
         last = last[places[last, 0] < steps]
-        return {key: (places[last], values[last]) for key, values in self._kept.stacked().items()}
+        return {key: (places[last], kept[last]) for key, kept in values.items()}

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from rlcli.collectors.batch import FinalObservations, Kept
+from rlcli.collectors.batch import Finals, Kept
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.next_obs import build_exact, build_full
 from rlcli.errors import ArgumentError
@@ -79,7 +79,7 @@ class Filled:
     columns: dict[Key, np.ndarray]  # key -> [N, T, *shape]
     late: dict[Key, torch.Tensor]  # key -> [N, T, *shape], without a column, or of another dtype than its column's
     carrier: dict[Key, np.ndarray]  # successors of the last row, valid until the next batch
-    finals: FinalObservations
+    finals: Finals
     schema: RowSchema
     shape: tuple[int, int]
     raw_reward: np.ndarray | None = None  # [N, T, 1]: the env's own, where transforms changed them
@@ -126,7 +126,7 @@ class Filled:
         if wanted:
             now = {key: tensors[key] for key in wanted}
             after = {key: self.carrier[key] for key in wanted}
-            last = {key: parts for key, parts in self.finals.stacked().items() if key in now}
+            last = {key: parts for key, parts in self.finals.values.items() if key in now}
             build = build_exact if schema.next == SHARED or self.gathers else build_full
             for key, value in build(now, after, self.finals.places, last, batched=batched).items():
                 _put(root, under_next(key), value)
@@ -240,13 +240,13 @@ def _tensordict(tree: dict, size: torch.Size, names: list) -> TensorDict:
 
 
 # ---- what the env showed ---------------------------------------------------------------------------------------------
-def check_finite(vec_env: VecEnv, data: Columns, carrier: Columns, finals: FinalObservations, outcome: Outcome) -> None:
+def check_finite(vec_env: VecEnv, data: Columns, carrier: Columns, finals: Finals, outcome: Outcome) -> None:
     """Refuse observations that are not finite, wherever the batch holds them."""
     for key in vec_env.schema:
         column, after = data.get(key), carrier.get(key)
         if column is None or after is None or column.dtype.kind != "f":
             continue
-        ends = finals.stacked().get(key, after[:0])
+        ends = finals.values.get(key, after[:0])
         if all(np.isfinite(values).all() for values in (column, after, ends)):
             continue
         steps = column.shape[1]  # row t+1 was shown by step t; row 0 passed when it was the carrier
@@ -258,11 +258,11 @@ def check_finite(vec_env: VecEnv, data: Columns, carrier: Columns, finals: Final
 
 
 def check_bounds(
-    vec_env: VecEnv, data: Columns, carrier: Columns, finals: FinalObservations, outcome: Outcome, keys: list[Key], *,
+    vec_env: VecEnv, data: Columns, carrier: Columns, finals: Finals, outcome: Outcome, keys: list[Key], *,
     start: BatchStart, fresh: np.ndarray, waiting: bool,
 ) -> None:  # fmt: skip
     """Refuse or count observations outside their bounds: every row, reset and final observation."""
-    finished = {} if waiting or not keys else finals.stacked()
+    finished = {} if waiting else finals.values
     for key in keys:
         interval, column, after = vec_env.bounds.intervals[key], data[key], carrier[key]
         ends = finished.get(key, after[:0])

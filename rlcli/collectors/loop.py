@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlcli.collectors.actors.rows import BoundActor
-from rlcli.collectors.batch import Columns, FinalObservations, FiniteRows, KeptStates
+from rlcli.collectors.batch import Columns, FiniteRows, KeptRows, KeptStates
 from rlcli.errors import NumericsError
 from rlcli.keys import spell
 from rlcli.modules.masks import refuse_no_option
@@ -33,7 +33,7 @@ class BoundBatch:
     random: BoundActor
     row_ops: list[RowOp]
     shown: FiniteRows  # float observations: a policy that writes NaN may have been shown one
-    finals: FinalObservations
+    finals: KeptRows
     states: KeptStates | None = None
     ended: bool = False  # whether the last run stopped at an episode's end
 

@@ -20,8 +20,9 @@ from rlcli.collectors.batch import (
     BatchPool,
     BoundedRows,
     Columns,
-    FinalObservations,
+    Finals,
     FiniteRows,
+    KeptRows,
     KeptStates,
     StateClock,
     columns_on,
@@ -293,7 +294,8 @@ class Rollout:
                     for key, carrier in self.carrier.items():
                         carrier[...] = batch.columns.rows[key][taken]
                 there = {} if random_steps else (self.segment or batch.actor).there(taken, batch.columns.data)
-                data, raw_reward, ends = self._finish(batch, taken, there)
+                finals = batch.finals.taken()
+                data, raw_reward, ends = self._finish(batch, finals, taken, there)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
             self.vec_env.resets_follow = False
@@ -304,7 +306,7 @@ class Rollout:
         shape = (self.vec_env.n, taken)
         kept = {} if batch.states is None else batch.states.kept(taken)
         return Filled(
-            data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends,
+            data, late, self.carrier, finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends,
             there=there,
         )  # fmt: skip
 
@@ -377,7 +379,7 @@ class Rollout:
         columns = columns_on(data, steps, self.live, self.carrier)
         vec_env, rows = self.vec_env, columns.rows
         step, reset = vec_env.bind(self.env_rows(rows))
-        finals = FinalObservations({key: rows[key] for key in self.live if self._is_observed(key)})
+        finals = KeptRows({key: rows[key] for key in self.live if self._is_observed(key)})
         floats = [key for key, (_, dtype) in vec_env.schema.items() if dtype.kind == "f"]
         actor, random = (self._ready(runner, columns) for runner in (self.actor, self.random))
         ops = self.row_ops(rows, columns.data)
@@ -401,7 +403,7 @@ class Rollout:
         return Prepared(bound, held, masks, self.vec_env.actions.sizes, self.mask_key)
 
     def _finish(
-        self, batch: BoundBatch, steps: int, there: dict[Key, torch.Tensor]
+        self, batch: BoundBatch, finals: Finals, steps: int, there: dict[Key, torch.Tensor]
     ) -> tuple[dict[Key, np.ndarray], np.ndarray | None, list[Ended]]:  # fmt: skip
         """Return all columns of the batch, the env's own rewards where changed, and the ended episodes."""
         data, vec_env, raw_reward = dict(batch.columns.data), self.vec_env, None
@@ -409,9 +411,9 @@ class Rollout:
             data = {key: np.ascontiguousarray(column[:, :steps]) for key, column in data.items()}
         outcome = vec_env.take_outcome()
         if self.segment is None or not there:  # which looks by itself
-            check_finite(vec_env, data, self.carrier, batch.finals, outcome)
+            check_finite(vec_env, data, self.carrier, finals, outcome)
         check_bounds(
-            vec_env, data, self.carrier, batch.finals, outcome, self.bounded,
+            vec_env, data, self.carrier, finals, outcome, self.bounded,
             start=self.start, fresh=self.fresh, waiting=batch.ended,
         )  # fmt: skip
         if REWARD in data:

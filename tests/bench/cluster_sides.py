@@ -253,7 +253,7 @@ class Copied:
         def seen(body: bytes, arrays: Any) -> Any:
             value = joined(body, arrays)
             stored = worker.get_serialization_context().serialize((0, body, list(arrays))).total_bytes
-            finals = sum(x.nbytes for x in value.finals.stacked().values())
+            finals = sum(x.nbytes for x in value.finals.values.values())
             came.append((stored, sum(x.nbytes for x in value.columns.values()) + finals))
             return value
 

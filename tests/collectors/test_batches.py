@@ -16,7 +16,7 @@ from user_parts import ByHand
 from worlds import Counter, Walk
 
 from rlcli.collectors import Collector, RandomPolicy
-from rlcli.collectors.batch import FinalObservations
+from rlcli.collectors.batch import Finals
 from rlcli.collectors.finish import Filled
 from rlcli.collectors.schema import RowSchema
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
@@ -473,7 +473,7 @@ def test_a_column_of_another_shape_is_refused_by_its_name():
     columns = {"observation": np.zeros((2, 3, 4), np.float32), "late": np.zeros((3, 2, 1), np.float32)}
     with refused(ArgumentError, "late fit"):
         schema = RowSchema(2, {}, "compact")
-        Filled(columns, {}, {}, FinalObservations({}), schema, (2, 3)).assembled(batched=True)
+        Filled(columns, {}, {}, Finals([], {}), schema, (2, 3)).assembled(batched=True)
 
 
 @pytest.mark.parametrize("lanes", [0, 2])

@@ -147,7 +147,7 @@ def through(kind, count: int, seed: int, tmp_path) -> None:
     with collector:
         collector.deliver()
         state = collector.state_dict()  # what workers wrote meanwhile is in it
-    waiting = sum(part["lanes"] * part["steps"] for _, part in state.get("ready", ()))
+    waiting = sum(np.prod(part["shape"]) for _, part in state.get("ready", ()))
     lost = sum(frames for _, frames in collector.restarts)
     seen = steps_seen(*[place / "steps" for place in places])
     assert buffer.rows == collector.frames

@@ -156,7 +156,7 @@ class Course:
         state, pool = c.state_dict(), c.trajectories
         held = 0 if pool is None else pool.leftover_frames + pool.dropped_frames
         assert len(self.rb) + held == c.frames
-        waiting = sum(part["lanes"] * part["steps"] for _, part in state.get("ready", ()))
+        waiting = sum(np.prod(part["shape"]) for _, part in state.get("ready", ()))
         c.shutdown()
         times, lost = map(sum, zip(*c.restarts, strict=True))  # of who collected before a resume, too
         seen = {tuple(map(int, file.name.split("-"))): file.stat().st_size for file in self.folder.iterdir()}

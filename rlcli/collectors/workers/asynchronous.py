@@ -8,13 +8,12 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.base import Stage, no_stage
-from rlcli.collectors.batch import FinalObservations
+from rlcli.collectors.batch import Finals
 from rlcli.collectors.finish import Delivered, Ended
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
@@ -280,7 +279,8 @@ class MultiAsyncCollector(MultiProcessCollector):
     def state_dict(self) -> dict[str, Any]:
         """Between two batches: what workers are writing is waited for, and saved with the rest."""
         self._settle()
-        ready = [[index, _plain(part)] for begun in self._begun for index, part in sorted(begun.parts.items())]
+        parts = [pair for begun in self._begun for pair in sorted(begun.parts.items())]
+        ready = [[index, {name: x for name, x in vars(part).items() if name not in _ANEW}] for index, part in parts]
         late = {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
         return super().state_dict() | {"ready": ready, "gaps": dict(self._gaps)} | late
 
@@ -327,21 +327,13 @@ def _refuse_steps(steps: int | None) -> None:
         )  # fmt: skip
 
 
-_SAVED = ("keys", "columns", "late", "carrier", "raw_reward", "done", "version", "episodes", "next_id", "outside",
-          "begins", "states", "ends")  # fmt: skip
-
-
-def _plain(part: WorkerBatch) -> dict[str, Any]:
-    places = np.array(part.finals.places, np.int64).reshape(-1, 2)
-    more = {"lanes": part.lanes, "steps": part.steps, "places": places, "finals": part.finals.stacked()}
-    return {name: getattr(part, name) for name in _SAVED} | more
+_ANEW = ("schema", "seconds", "there")
 
 
 def _part(saved: Mapping[str, Any], schema: RowSchema) -> WorkerBatch:
-    places = [(int(t), int(lane)) for t, lane in np.asarray(saved["places"]).reshape(-1, 2)]
-    kept = {name: saved[name] for name in _SAVED} | {"ends": [Ended(*end) for end in saved["ends"]]}
-    finals, shape = FinalObservations.of(places, saved["finals"]), (saved["lanes"], saved["steps"])
-    return WorkerBatch(finals=finals, shape=shape, schema=schema.with_late(kept["late"]), **kept)
+    """Return a part of which all but `_ANEW` was saved."""
+    made = {"finals": Finals(*saved["finals"]), "ends": [Ended(*end) for end in saved["ends"]]}
+    return WorkerBatch(**{**saved, **made}, schema=schema.with_late(saved["late"]))
 
 
 class AsyncCollector(MultiAsyncCollector):

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from rlcli.collectors.batch import FinalObservations, Kept
+from rlcli.collectors.batch import Finals, Kept
 from rlcli.collectors.finish import Filled, Seconds
 from rlcli.collectors.workers.each import alike
 from rlcli.collectors.workers.worker import WorkerBatch
@@ -93,7 +93,7 @@ def _column(part: WorkerBatch, memory: Mapping[Key, np.ndarray], key: Key, at: i
     return memory[key][at : at + part.lanes, : part.steps] if apart is None else apart
 
 
-def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:
+def _finals(parts: Sequence[WorkerBatch], steps: int) -> Finals:
     """Return the final observations in (t, env) order, as one collector keeps them."""
     pairs = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
     places = [(t, lane + at) for at, rows, _ in pairs for t, lane in rows]
@@ -101,19 +101,19 @@ def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:
     of = [values for _, rows, values in pairs if rows]
     keys = of[0].keys() if of else ()
     values = {key: np.concatenate([each[key] for each in of])[order] for key in keys}
-    return FinalObservations.of([places[i] for i in order], values)
+    return Finals([places[i] for i in order], values)
 
 
-def _followed(part: WorkerBatch, steps: int) -> tuple[list[tuple[int, int]], dict[Key, np.ndarray]]:
+def _followed(part: WorkerBatch, steps: int) -> Finals:
     """Return the rows of a part that are not followed by their successors in a batch of so many steps, and those."""
     if part.steps == steps:
-        return part.finals.places, {key: x for key, x in part.finals.stacked().items() if key in part.carrier}
-    last, places, finals = part.steps - 1, part.finals.places, part.finals.stacked()
+        return Finals(part.finals.places, {key: x for key, x in part.finals.values.items() if key in part.carrier})
+    last, (places, finals) = part.steps - 1, part.finals
     ended = {lane for t, lane in places if t == last}
     cut = [lane for lane in range(part.lanes) if lane not in ended]
     ends = {key: [finals[key]] if places else [] for key in part.carrier}
     values = {key: np.concatenate([*ends[key], rows[cut]]) for key, rows in part.carrier.items()}
-    return [*places, *((last, lane) for lane in cut)], values
+    return Finals([*places, *((last, lane) for lane in cut)], values)
 
 
 def _seconds(parts: Sequence[WorkerBatch]) -> Seconds | None:

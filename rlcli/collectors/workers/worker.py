@@ -21,7 +21,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.collectors.base import called
-from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.finish import Filled, TrajectoryPool
 from rlcli.collectors.loop import BoundBatch
@@ -269,10 +268,10 @@ class CollectorWorker:
         filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
         filled = self._shown(filled)
         apart = self._in_place(filled.columns, memory, filled.shape[1])
-        collector, finals = self.collector, filled.finals
+        collector = self.collector
         return WorkerBatch(**vars(filled) | {
             "columns": apart, "carrier": {key: filled.carrier[key] for key in filled.schema.with_next},
-            "finals": FinalObservations.of(finals.places, finals.stacked()), "keys": tuple(filled.columns),
+            "keys": tuple(filled.columns),
             "done": None if filled.done is filled.columns.get(DONE) else filled.done,
             "version": collector.policy_version, "episodes": collector.episodes, "next_id": collector.next_id,
             "outside": self._outside(),
