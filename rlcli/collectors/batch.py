@@ -44,7 +44,6 @@ class Finals(NamedTuple):
     values: dict[Key, np.ndarray]  # key -> `[len(places), *shape]`; may be empty where `places` is
 
 
-ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked at in every step
 _SPARE = 2  # batches of one length, kept while a third is written
 
 
@@ -149,40 +148,31 @@ class BoundedRows(RowOp):
 
     def __init__(self, vec_env: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
         self.vec_env = vec_env
-        large = {key for key in keys if len(rows[key]) * rows[key][0].nbytes > ASIDE}
-        self.each = [(key, rows[key]) for key in large]
-        self.copies = {key: (rows[key], np.empty_like(rows[key])) for key in keys if key not in large}
+        self.copies = [(key, rows[key], np.empty_like(rows[key])) for key in keys]
+        self.resets = KeptRows({key: rows[key] for key in keys})
         self.begin()
 
     def begin(self) -> None:
         self.start, self.last = BatchStart.of(self.vec_env), 0
-        self.resets: dict[Key, list[tuple[int, int, np.ndarray]]] = {key: [] for key in self.copies}
+        self.resets.clear()
 
     def step(self, t: int) -> None:
         self.last = t
-        for rows, kept in self.copies.values():
+        for _, rows, kept in self.copies:
             kept[t] = rows[t]
-        for key, rows in self.each:
-            self._look(key, rows[t], [(t, False, lane) for lane in range(self.vec_env.n)])
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
-        for key, (rows, _) in self.copies.items():
-            self.resets[key] += [(t, lane, rows[t][lane : lane + 1].copy()) for lane in lanes]
-        for key, rows in self.each:
-            self._look(key, rows[t][list(lanes)], [(t, True, lane) for lane in lanes])
+        self.resets.keep(t, lanes, t)
 
     def end(self) -> None:
-        for key, (_, kept) in self.copies.items():
-            shown, resets = kept[1 : self.last + 1], self.resets[key]
-            values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in resets)])
-            if self.vec_env.bounds.intervals[key].holds(values):
-                continue
-            times = [(t, False, lane) for t in range(1, self.last + 1) for lane in range(self.vec_env.n)]
-            self._look(key, values, [*times, *((t, True, lane) for t, lane, _ in resets)])
-
-    def _look(self, key: Key, values: np.ndarray, times: list[tuple[int, bool, int]]) -> None:
-        if not self.vec_env.bounds.intervals[key].holds(values):
-            self.vec_env.bounds.found(self.vec_env, key, values, times, self.start, self.vec_env.outcome.ends)
+        vec_env, (places, firsts) = self.vec_env, self.resets.taken()
+        for key, _, kept in self.copies:
+            shown = kept[1 : self.last + 1].reshape(-1, *kept.shape[2:])
+            values = np.concatenate([shown, firsts[key]]) if places else shown
+            if not vec_env.bounds.intervals[key].holds(values):
+                times = [(t, False, lane) for t in range(1, self.last + 1) for lane in range(vec_env.n)]
+                times += [(t, True, lane) for t, lane in places]
+                vec_env.bounds.found(vec_env, key, values, times, self.start, vec_env.outcome.ends)
 
 
 # ---- recurrent states ------------------------------------------------------------------------------------------------

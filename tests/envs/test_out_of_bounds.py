@@ -237,14 +237,6 @@ def test_a_transform_hides_nothing(face, step):
                 assert collector.vec_env.bounds.figures()["place"]["observations"] == 1
 
 
-def test_hidden_rows_too_large_to_keep_aside_are_checked_in_every_step(monkeypatch):
-    from rlcli.collectors import batch
-
-    monkeypatch.setattr(batch, "ASIDE", 0)
-    for step in (0, 2, LENGTH):
-        test_a_transform_hides_nothing("serial", step)
-
-
 def test_a_batch_that_stops_at_ends_counts_its_final_observations_once():
     for step, expected in ((LENGTH, 1), (0, 1), (2, 1)):
         collector = Collector(
