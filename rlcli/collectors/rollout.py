@@ -333,7 +333,7 @@ class Rollout:
                 run = run and _timed(run, seconds, "env")
             legs = self.legs(first, last)
             if run is not None:
-                taken = run(batch, actor, legs, self.keep_finals, self._moves)
+                taken = run(batch.columns, batch.finals, batch.blame, actor, legs, self.keep_finals, self._moves)
             else:
                 taken = batch.step_envs(act, step, reset, legs, self.keep_finals, self.options.reset_when_done)
                 actor.end(first, taken)

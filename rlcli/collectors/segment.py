@@ -7,7 +7,7 @@ and all other rows, unless the batch is to lie there: then they stay.  What is d
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from rlcli.collectors.actors.rows import BoundActor, BoundFastActor
-from rlcli.collectors.batch import Columns
+from rlcli.collectors.batch import Columns, KeptRows
 from rlcli.collectors.devices import same_device
-from rlcli.collectors.loop import BoundBatch
 from rlcli.data.next_obs.modes import places_of_ends
 from rlcli.errors import NumericsError
 from rlcli.graphs.static import sent
@@ -59,32 +58,35 @@ class DeviceSegment:
     def _memory(self, shape: tuple[int, ...], dtype: torch.dtype, more: int = 0) -> Tensor:
         return torch.empty(self.size + more, self.vec_env.n, *shape, dtype=dtype, device=self.device)
 
-    def run(self, batch: BoundBatch, bound: BoundFastActor, steps: Iterable[int], finals: bool, moves: bool) -> int:
+    def run(
+        self, columns: Columns, finals: KeptRows, blame: Callable[[NumericsError, int], None], bound: BoundFastActor,
+        steps: Iterable[int], keep_finals: bool, moves: bool,
+    ) -> int:  # fmt: skip
         """Take these steps of a leg that has begun, at least one; the step after them."""
         place = bound.actor.setting.placement
         stays = moves and place.storing_is_elsewhere and place.storing == self.device
-        self.stays, self.last, self.finals = {} if stays else None, [], batch.finals
+        self.stays, self.last, self.finals, self.blame = {} if stays else None, [], finals, blame
         if self.seen != (bound.version, bound.seen):
             self.seen, self.forward = (bound.version, bound.seen), bound.in_turn(self.on)
         if bound.on_device is not None:
             bound.on_device.first = -1  # it keeps none of these rows
         for key, scale in bound.scales.items():
             self.written[key][...] = scale.value().detach()
-        self.keep_finals, begun, t = finals, -1, -1
+        self.keep_finals, begun, t = keep_finals, -1, -1
         for t in steps:
             if begun < 0:
                 begun = t
-                self._begin(batch.columns, bound, t)
+                self._begin(columns, bound, t)
             self._step(bound, t - begun)
             if t + 1 - begun == self.size:
-                self._take(batch, bound, begun, self.size)
+                self._take(columns, bound, begun, self.size)
                 begun = -1
         if begun >= 0:
-            self._take(batch, bound, begun, t + 1 - begun)
+            self._take(columns, bound, begun, t + 1 - begun)
         shown = self.engine.tree(self.shown)
         self.vec_env.show(shown)
         for leaf, name in zip(self.vec_env.leaves, self.names, strict=True):
-            np.copyto(batch.columns.rows[name][t + 1], leaf.find(shown), casting="same_kind")
+            np.copyto(columns.rows[name][t + 1], leaf.find(shown), casting="same_kind")
         return t + 1
 
     def _begin(self, columns: Columns, bound: BoundFastActor, t: int) -> None:
@@ -132,23 +134,23 @@ class DeviceSegment:
         for rows, part in zip(self.rows, self.shown, strict=True):
             rows[i + 1].copy_(part)
 
-    def _take(self, batch: BoundBatch, bound: BoundFastActor, begun: int, steps: int) -> None:
+    def _take(self, columns: Columns, bound: BoundFastActor, begun: int, steps: int) -> None:
         """Read what the host has to know of a segment of so many steps."""
         vec_env, outcome, end = self.vec_env, self.vec_env.outcome, begun + steps
         flags, rewards, self.steps = self.flags[:, :steps].cpu().numpy(), torch.stack(self.rewards), steps
         bound.taken[begun:end] = taken = self.taken[:steps].cpu().numpy()
-        if self.stays is not None and not self._stay(batch.columns.data, bound, begun, rewards):
+        if self.stays is not None and not self._stay(columns.data, bound, begun, rewards):
             for key, column in self.stays.items():  # something is not finite: the host looks at all of it
-                batch.columns.data[key][:, :begun] = column[:, :begun].cpu()
+                columns.data[key][:, :begun] = column[:, :begun].cpu()
             self.stays = None
         for name, rows in zip(self.names, self.rows, strict=True):
             if self.stays is None or name in self.bounded:
                 for i, row in enumerate(rows[: steps + 1].cpu().numpy()):
-                    np.copyto(batch.columns.rows[name][begun + i], row)
+                    np.copyto(columns.rows[name][begun + i], row)
         if self.stays is None:
             for key, written in self.written.items():
                 bound.kept[key][begun:end] = written[:steps].cpu()
-            self._check(batch, bound, begun, end)
+            self._check(bound, begun, end)
             bound.end(begun, end)
         outcome.reward_rows += list(rewards.cpu().numpy().astype(np.float64))
         send, dtype = vec_env.actions.array_sender(), vec_env.actions.dtype
@@ -161,7 +163,7 @@ class DeviceSegment:
                 at = (self.flags[0, :steps] | self.flags[1, :steps]).nonzero(as_tuple=True)
                 self.last.append({name: after[*at] for name, after in zip(self.names, self.after, strict=True)})
                 last = {name: x.cpu().numpy() for name, x in self.last[-1].items()}
-                batch.finals.add(list(zip(*ends[:2], strict=True)), last)
+                self.finals.add(list(zip(*ends[:2], strict=True)), last)
             clock = vec_env.clock[0] - steps + 1
             for i in np.unique(when).tolist():
                 vec_env.begin_episodes(lanes[when == i].tolist(), clock + i)
@@ -203,7 +205,7 @@ class DeviceSegment:
             there[under_next(name)] = ends if at is None else ends[at]
         return there
 
-    def _check(self, batch: BoundBatch, bound: BoundFastActor, begun: int, end: int) -> None:
+    def _check(self, bound: BoundFastActor, begun: int, end: int) -> None:
         """Refuse parameters that no action can be drawn from; the envs went on meanwhile."""
         function = self.actor.function
         params = tuple(bound.kept[key][begun:end].flatten(0, 1).numpy() for key in function.param_keys)
@@ -213,7 +215,7 @@ class DeviceSegment:
         try:
             bound.check_odd(t, f"seen after step {end - 1}")
         except NumericsError as error:
-            batch.blame(error, t)
+            self.blame(error, t)
             raise
 
 
