@@ -150,9 +150,7 @@ class BoundFastActor(BoundActor):
             if cells is not None:
                 x, *before = (on[key] for key in stage.in_keys[:-1])
                 features, *after = (on[key] for key in stage.out_keys)
-                from rlcli.kernels.cells import on_rows as step_on_rows
-
-                runs.append(step_on_rows(cells.weights(), x, before, after, features, on_gpu=elsewhere))
+                runs.append(cells.on_rows(x, before, after, features))
             elif layers is not None:
                 runs.append(on_rows(layers, on[stage.in_keys[0]], on[stage.out_keys[0]]))
             elif stage.is_plain(LogitMask) and not elsewhere:
