@@ -20,6 +20,7 @@ from rlcli.kernels.recurrent import Weights, reference
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CELLS = ("gru", "lstm")
+MODULES = (f"{recurrent.__name__}.triton", f"{recurrent.__name__}.triton_kernels")
 # The interpreter takes products of tf32 in float32. On a device its factors have 11 bits, those of bfloat16 8.
 TOLERANCE = {"ieee": 1e-5, "tf32": 1e-5 if DEVICE == "cpu" else 4e-3, "bf16": 2e-2, "float64": 1e-12}
 
@@ -29,10 +30,11 @@ def kernels():
     before = os.environ.get("TRITON_INTERPRET")
     if DEVICE == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    name = f"{recurrent.__name__}.triton"
-    sys.modules.pop(name, None)  # a kernel is the interpreter's or the compiler's from its definition on
-    yield importlib.import_module(name)
-    del sys.modules[name]
+    for name in MODULES:  # a kernel is the interpreter's or the compiler's from its definition on
+        sys.modules.pop(name, None)
+    yield importlib.import_module(MODULES[0])
+    for name in MODULES:
+        del sys.modules[name]
     os.environ.pop("TRITON_INTERPRET", None)
     if before is not None:
         os.environ["TRITON_INTERPRET"] = before
@@ -192,7 +194,7 @@ def at_once(kernel, programs, *given, **constants):
 @pytest.mark.parametrize("cell", CELLS)
 def test_programs_wait_for_each_other(kernels, monkeypatch, split, cell):
     launch, call = kernels._launch, Call(cell, 1 if split == "ieee" else 3, 4, 2, 33)
-    meeting = (kernels._forward, kernels._backward)
+    meeting = (kernels.walk_forward, kernels.walk_backward)
     monkeypatch.setattr(kernels, "MEETING", True)
     monkeypatch.setattr(
         kernels, "_launch", lambda k, *given, **c: (at_once if k in meeting else launch)(k, *given, **c)
@@ -369,11 +371,12 @@ def for_a_gpu(monkeypatch, tmp_path):
     """The kernels as the compiler takes them."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    name = f"{recurrent.__name__}.triton"
-    monkeypatch.setitem(sys.modules, name, None)
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
     monkeypatch.setattr(recurrent, "triton", None, raising=False)
-    del sys.modules[name], recurrent.triton
-    return importlib.import_module(name)
+    del recurrent.triton
+    return importlib.import_module(MODULES[0])
 
 
 def compiled(kernels, kernel, float_, precision, H, is_lstm, *, B, **constants):
@@ -382,7 +385,7 @@ def compiled(kernels, kernel, float_, precision, H, is_lstm, *, B, **constants):
     from triton.compiler import ASTSource
 
     x = torch.empty(B, 1, 1, dtype=getattr(torch, float_), device="meta")
-    sizes = kernels._blocks(x, 4 if is_lstm else 3, H, precision, backward=kernel == "_backward")
+    sizes = kernels._blocks(x, 4 if is_lstm else 3, H, precision, backward=kernel == "walk_backward")
     warps = sizes.pop("num_warps")
     constants |= {"LSTM": is_lstm, "IH": True, "HH": True, **sizes}
     types = {name: "constexpr" for name in constants}
@@ -425,7 +428,7 @@ def barriers(found):
 def test_the_compiler_takes_it_for_a_gpu(for_a_gpu, is_lstm, float_, precision, H, B):
     keep, spilt = H % 2 == 0, re.compile(r"\b(LDL|STL)\b")
     meets = re.compile(r"\.gpu\.(release|acquire)\.|\.(release|acquire)\.gpu\.")
-    found, sizes = compiled(for_a_gpu, "_forward", float_, precision, H, is_lstm, B=B, KEEP=keep)
+    found, sizes = compiled(for_a_gpu, "walk_forward", float_, precision, H, is_lstm, B=B, KEEP=keep)
     split = sizes["RESIDENT"] and sizes["COLUMNS"] < sizes["DEPTH"]
     if sizes["RESIDENT"]:  # loaded before the loop over steps, and never in it
         before, loop = found.asm["ttgir"].split("scf.for", 1)
@@ -438,7 +441,7 @@ def test_the_compiler_takes_it_for_a_gpu(for_a_gpu, is_lstm, float_, precision, 
     assert len(meets.findall(found.asm["ptx"])) == (2 if split else 0)
     held = sizes["RESIDENT"] or (precision, float_) == ("ieee", "float32")
     assert not (held and spilt.search(found.asm["sass"]))
-    found, sizes = compiled(for_a_gpu, "_backward", float_, precision, H, is_lstm, B=B, AGAIN=not keep, STARTS=keep,
+    found, sizes = compiled(for_a_gpu, "walk_backward", float_, precision, H, is_lstm, B=B, AGAIN=not keep, STARTS=keep,
                             OF_H=True, OF_C=keep)  # fmt: skip
     assert barriers(found) == (3 if split else 1 if sizes["RESIDENT"] else 4)
     assert len(meets.findall(found.asm["ptx"])) == (2 if split else 0)
