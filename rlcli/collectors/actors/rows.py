@@ -150,7 +150,9 @@ class BoundFastActor(BoundActor):
             if cells is not None:
                 x, *before = (on[key] for key in stage.in_keys[:-1])
                 features, *after = (on[key] for key in stage.out_keys)
-                runs.append(cells.on_rows(x, before, after, features))
+                from rlcli.kernels.cells import on_rows as step_on_rows
+
+                runs.append(step_on_rows(cells.weights(), x, before, after, features, on_gpu=elsewhere))
             elif layers is not None:
                 runs.append(on_rows(layers, on[stage.in_keys[0]], on[stage.out_keys[0]]))
             elif stage.is_plain(LogitMask) and not elsewhere:

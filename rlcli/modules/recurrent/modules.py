@@ -41,8 +41,6 @@ ENCODED = "encoded"  # what the layers of a `Recurrence` read
 PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "ieee"}
 RECOMPUTE = {False: False, True: True, "none": False, "full": True}
 State = tuple[Tensor, ...]  # of one layer: what it hands to the next step, its output first
-Rows = Sequence[Tensor]
-ALIGNED = 16  # bytes, of whatever numpy and torch allocate
 
 
 class RecurrentModule(TensorDictModuleBase, ABC):
@@ -223,28 +221,6 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             begins = is_init.reshape(*x.shape[:-1], 1, 1).bool()
             states = [s if s is None or s.shape[:-2] != x.shape[:-1] else s.masked_fill(begins, 0) for s in states]
         return self._step(x, states)
-
-    def on_rows(
-        self, source: Rows, before: Sequence[Rows], after: Sequence[Rows], features: Rows | None = None
-    ) -> Callable[[int], None]:
-        """`run(t)`: a step from inputs `source[t]` and states `before[:][t]`, written to rows `after[:][t]`."""
-        x_of, cell, layers = _in_one_piece([source]), self.cell, []
-        for layer, own in enumerate(self.weights()):
-            after_rows = list(zip(*([row[:, layer] for row in rows] for rows in after), strict=True))
-            weights = Weights(*(w if w is None else w.detach() for w in own))  # type: ignore[arg-type]
-            layers.append((_in_one_piece(before, layer), after_rows, weights))
-
-        def run(t: int) -> None:
-            (x,) = x_of(t)
-            for states_of, after_rows, weights in layers:
-                states = cell(x, states_of(t), weights)
-                x = states[0]
-                for row, state in zip(after_rows[t], states, strict=False):
-                    row.copy_(state)
-            if features is not None:
-                features[t].copy_(x)
-
-        return run
 
     def on_sequences(self, x: Tensor, *rest: Tensor | None) -> State:
         """The same over sequences, whatever mode is set."""
@@ -440,14 +416,6 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 why=f"{int((~first).sum())} of {len(first)} sequences begin inside of a trajectory",
                 fix="Keep the states (keep_keys), or set is_init where a sequence begins, to start from zeros.",
             )  # fmt: skip
-
-
-def _in_one_piece(columns: Sequence[Rows], layer: int | None = None) -> Callable[[int], State]:
-    """Return `of(t)`: rows t (of a layer), aligned and contiguous as a call would have them: bits hang on that."""
-    at: Any = ... if layer is None else (slice(None), layer)
-    if all(row.is_contiguous() and row.data_ptr() % ALIGNED == 0 for rows in columns for row in rows):
-        return list(zip(*([row[at] for row in rows] for rows in columns), strict=True)).__getitem__
-    return lambda t: tuple(rows[t].clone(memory_format=torch.contiguous_format)[at] for rows in columns)
 
 
 class GRUModule(RecurrentModule):

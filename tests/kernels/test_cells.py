@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rlcli.kernels.cells import on_rows
 from rlcli.modules import GRUModule, LSTMModule
 
 
@@ -12,7 +13,7 @@ def stepped(module, source, first, steps, *, pair=False, features=None):
     rows = [[column[:, t % 2 if pair else t] for t in range(steps + 1)] for column in columns]
     for one, x in zip(rows, first, strict=True):
         one[0].copy_(x)
-    run = module.on_rows(source, [r[:-1] for r in rows], [r[1:] for r in rows], features)
+    run = on_rows(module.weights(), source, [r[:-1] for r in rows], [r[1:] for r in rows], features)
     found = []
     for t in range(steps):
         run(t)
@@ -49,7 +50,7 @@ def test_weights_that_change_in_place_are_followed(kind):
     first = [torch.zeros(2, 2, 8) for _ in module.state_keys]
     columns = [torch.stack([x, x], 1) for x in first]
     x = torch.ones(2, 3)
-    run = module.on_rows([x], [[c[:, 0]] for c in columns], [[c[:, 1]] for c in columns])
+    run = on_rows(module.weights(), [x], [[c[:, 0]] for c in columns], [[c[:, 1]] for c in columns])
     for factor in (1.0, 2.0, -0.5):
         for weight in module.parameters():
             weight.mul_(factor)
