@@ -15,6 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from rlcli.arguments import count
 from rlcli.errors import EnvError
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.vec_envs.actions import ActionFormat
@@ -44,7 +45,9 @@ class TensorEnv:
     single_action_space: gym.Space
 
     def __init__(self, num_envs: int, device: str | torch.device = "cpu", max_episode_steps: int | None = None) -> None:
-        self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
+        limit = max_episode_steps
+        self.num_envs = count("num_envs", num_envs)
+        self.max_episode_steps = None if limit is None else count("max_episode_steps", limit)
         self.device = torch.empty(0, device=device).device  # with its index
 
     @property

@@ -15,7 +15,7 @@ from torch import nn
 import rlcli
 from rlcli.collectors import Collector, segment
 from rlcli.envs import GymEnv, NativeEnv, TensorEnv
-from rlcli.errors import EnvError, NumericsError
+from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.graphs.captured import same_bits
 from rlcli.graphs.static import Twins
 from rlcli.modules import NormalParamExtractor, ProbabilisticActor
@@ -288,6 +288,11 @@ def test_an_env_that_writes_into_its_actions_resumes(segments, single):
     whole.rollout()
     assert not resumed.load_state_dict(whole.state_dict())
     equal(whole.rollout(), resumed.rollout())
+
+
+@pytest.mark.parametrize("name", ["num_envs", "max_episode_steps"])
+def test_numbers_of_envs_and_steps_are_at_least_one(name):
+    refused(ArgumentError, f"{name} must be at least 1", lambda: Pole(**{"num_envs": 2, name: 0}))
 
 
 def test_what_an_env_lacks_is_named():
