@@ -18,9 +18,9 @@ from rlcli.learning.optimizer import Linear
 from rlcli.modules import build_actor_critic
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
-from tests.kernels.test_recurrent_triton import Call, furthest, kernels, reference
+from tests.kernels.test_recurrent_triton import Call, at_once, furthest, kernels, reference, split
 
-__all__ = ["kernels"]
+__all__ = ["kernels", "split"]
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled there")
 CALLS = []
@@ -32,7 +32,11 @@ CELLS = {"gru": "recurrent_state", "lstm": "recurrent_state_h"}
 def run(tensors, call):
     kernel, programs, given, constants = CALLS[call]
     tensors = iter(tensors)
-    kernel[programs](*(next(tensors) if x is None else x for x in given), **constants)
+    given = [next(tensors) if x is None else x for x in given]
+    if constants.get("launch_cooperative_grid"):
+        at_once(kernel, programs, *given, **constants)
+    else:
+        kernel[programs](*given, **constants)
 
 
 LIBRARY.impl("launch", run, "CPU")
@@ -55,15 +59,24 @@ def operations(kernels, monkeypatch):
 @pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_layer_is_8_launches_forwards_and_backwards_and_the_host_reads_nothing(operations, cell, precision):
-    call = Call(cell, 3, 5, 4, 16)
-    of = [
-        torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(n)).to(call.x) for n, _ in enumerate(call.states)
-    ]
+    layer_is_8_launches(Call(cell, 3, 5, 4, 16), precision)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_so_is_a_layer_whose_units_are_split(operations, kernels, monkeypatch, split, cell):
+    monkeypatch.setattr(kernels, "MEETING", True)
+    layer_is_8_launches(Call(cell, 1 if split == "ieee" else 3, 5, 4, 48), split)
+
+
+def layer_is_8_launches(call, precision):
+    g = torch.Generator().manual_seed(0)
+    of = [torch.randn(*call.source.shape, state.shape[1], generator=g).to(call.x) for state in call.states]
 
     def everything(module, **options):
         outputs = call.run(module, **options)
         return [*outputs, *torch.autograd.grad(outputs, call.inputs, of)]
 
+    call.run(None, precision=precision)  # the first on a stream makes its counters
     found = []
     recorded = StandIn.record(lambda: found.append(everything(None, precision=precision)))
     names = [func.overloadpacket.__name__ for func, *_, kind in recorded.ops if kind != "view"]

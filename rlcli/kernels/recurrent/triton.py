@@ -10,7 +10,7 @@ backward   one launch                         time backwards: gates become the g
            x; states                          one product; one launch, which sums what began from each row in order
 ```
 The host asks for no number, so that both passes can be part of a graph; they are 2 and 6 launches, where weights may be
-read as they lie (units a multiple of 16), and one more each, which clears counters, where units are split (below).
+read as they lie (units a multiple of 16).
 A step is short: what takes its time is how often threads wait for each other. A pass takes the first form it can:
 
 | form | a program has | recurrent weights |
@@ -34,6 +34,7 @@ are kept too. Without a GPU the kernels run in Triton's interpreter (TRITON_INTE
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -224,7 +225,7 @@ class TritonCall:
         if blocks["RESIDENT"] and blocks["COLUMNS"] < blocks["DEPTH"]:
             turns += kernel is walk_backward
             programs, lengths = (programs[0], triton.cdiv(self.size, blocks["COLUMNS"])), turns if MEETING else 1
-            counters = self.source.new_zeros(32 * programs[0], dtype=torch.int32)  # a cache line each
+            counters = _counters(self.x.device)
             constants["launch_cooperative_grid"] = True
         has = {"IH": self.weights.bias_ih is not None, "HH": self.weights.bias_hh is not None}
         for begin in range(0, turns, lengths):
@@ -295,6 +296,24 @@ class TritonCall:
 
     def _biases(self) -> list[Tensor]:
         return [self.weights.hh if b is None else b.contiguous() for b in self.weights[2:]]
+
+
+def _counters(device: torch.device) -> Tensor:
+    """Return zeros, as a launch leaves them: those of a stream, whose launches follow each other, or of a graph."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _cleared(device)
+    return _of_stream(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+
+
+def _cleared(device: torch.device) -> Tensor:
+    return torch.zeros(
+        1024, 32, dtype=torch.int32, device=device
+    )  # a cache line each, for more multiprocessors than any
+
+
+@functools.cache
+def _of_stream(device: torch.device, stream: int) -> Tensor:
+    return _cleared(device)
 
 
 def _launch(kernel: Any, programs: tuple[int, ...], *given: Any, **constants: Any) -> None:

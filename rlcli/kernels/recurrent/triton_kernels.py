@@ -122,12 +122,16 @@ def _finish(gates, h, c, at, j, mask, size, pitch, last, g0, g1, g2, g3, LSTM: t
 
 
 @triton.jit
-def _meet(counter, goal):
-    """Wait until all programs of these sequences have come, so that what they stored may be read."""
+def _meet(counters, turn, turns):
+    """Wait until all programs of these sequences have come, so that what they stored may be read; leave a zero."""
+    counter = counters + 32 * tl.program_id(0)
     tl.debug_barrier()
-    tl.atomic_add(counter, 1, sem="release", scope="gpu")
-    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < goal:
-        pass
+    before = tl.atomic_add(counter, 1, sem="release", scope="gpu")
+    if turn + 1 < turns:
+        while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < (turn + 1) * tl.num_programs(1):
+            pass
+    elif before + 1 == turns * tl.num_programs(1):
+        tl.store(counter, 0)
     tl.debug_barrier()
 
 
@@ -202,8 +206,8 @@ def walk_forward(
             g2 = _product(left, m2, g2, PRECISION)
             g3 = _product(left, m3, g3, PRECISION)
             out, last = _finish(gates, h, c, at, j, mask, size, wide, last, g0, g1, g2, g3, LSTM, KEEP)
-            if SPLIT and t + 1 < end:
-                _meet(counters + 32 * tl.program_id(0), (t + 1 - begin) * tl.num_programs(1))
+            if SPLIT:
+                _meet(counters, t - begin, end - begin)
         else:
             before = tl.where(begins, state + row * size, h + (at - 1) * size)
             before_last = tl.where(begins, cell + row * size, c + (at - 1) * size)
@@ -335,8 +339,7 @@ def walk_backward(
             tl.store(carry_h + carried, past, mask)
             if LSTM:
                 tl.store(carry_c + carried, from_c, mask)
-            if back + 1 < end:
-                _meet(counters + 32 * tl.program_id(0), (back + 1 - begin) * tl.num_programs(1))
+            _meet(counters, back - begin, end - begin)
         elif RESIDENT:
             d0, d1, d2, d3, past, from_c = _gradients(
                 gates, bias_ih, bias_hh, cell, c, step_h + j * h2, step_c + j * c2,
