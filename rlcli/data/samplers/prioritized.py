@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from rlcli import arguments
-from rlcli.data.index import Slices
 from rlcli.data.samplers.sampler import Draw, Sampler, live_rows
 from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.errors import ArgumentError
@@ -327,7 +326,7 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
             path, size = ring.index.walk(rows, length)
             legal = size == length
             if not self.strict_length:
-                legal |= ring.index.led_in(Slices(rows, np.ones_like(rows)), 1)[1] == 0  # short, from its first row on
+                legal |= ring.index.led_in(rows, np.ones_like(rows), 1)[2] == 0  # short, from its first row on
             paths.append(path[legal])
             sizes.append(size[legal])
             found += int(legal.sum())

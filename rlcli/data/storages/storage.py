@@ -123,13 +123,7 @@ class Storage(ABC):
 
     # ---- whose rows it holds ---------------------------------------------------------------------------------------
     def bind(self, ring: Any) -> None:
-        """Meet the ring that is to write here.
-
-        Raises
-        ------
-        ArgumentError
-            The rows are those of another ring, whose buffer is in use.
-        """
+        """Meet the ring that is to write here, or refuse it: the rows are another's, whose buffer is in use."""
         if self._bound is not None and self._of_another(ring):
             gc.collect()  # a buffer that is gone may be part of a cycle, and hold its ring still
             if self._of_another(ring):
