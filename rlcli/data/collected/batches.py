@@ -112,7 +112,7 @@ def _rebuilt(tensors: Mapping[str, Tensor], record: Record, layout: Mapping[str,
 def _layout_name(column: str) -> str:
     """Return the name in a layout of what a column stands for, or has other rows of."""
     if column.startswith(_EXTRA):
-        return under_next_name(column.removeprefix(_EXTRA))
+        return f"{NEXT}/{column.removeprefix(_EXTRA)}"
     return column.removeprefix(_FEW)
 
 
@@ -124,11 +124,6 @@ def name_of(key: Key) -> str:
 def key_of(name: str) -> Key:
     """Return the key that `name_of` spells."""
     return unravel(tuple(unquote(part) for part in name.split("/")))
-
-
-def under_next_name(name: str) -> str:
-    """Return what the next observation of a key is called, by the key's own name."""
-    return f"{NEXT}/{name}"
 
 
 # ---- columns in fewer bytes, and back --------------------------------------------------------------------------------

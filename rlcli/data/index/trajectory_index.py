@@ -155,7 +155,7 @@ class TrajectoryIndex(IndexArrays):
         weighting: str = "transition",
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draw slices, see `SliceSampler`: rows ``[M]`` and lengths ``[count]``; ArgumentError: none is long enough."""
-        left, right = check_request(slice_len, count, span, weighting)
+        left, right = check_request(slice_len, span, weighting)
         assert self.cursor  # whoever samples has looked
         least, by_rows = slice_len if strict else 1, weighting == "transition"
         rows, sizes = np.empty(count * slice_len, np.int64), np.empty(count, np.int64)
@@ -235,14 +235,9 @@ class RandomStream:
         self.state[:] = state["state"].numpy().view(np.uint64)
 
 
-def check_request(slice_len: int, count: int, span: bool | int | tuple, weighting: str) -> tuple[int, int]:
+def check_request(slice_len: int, span: bool | int | tuple, weighting: str) -> tuple[int, int]:
     """Return how far a slice may reach over the left and the right end of its trajectory."""
-    if slice_len < 1 or count < 1:
-        raise ArgumentError("slices have at least one row, and there is at least one", why=f"got {count} x {slice_len}")
-    if weighting not in ("transition", "trajectory"):
-        raise ArgumentError(
-            "slices are weighted by transition or by trajectory", where="weighting", why=f"got {weighting!r}"
-        )
+    arguments.choice("weighting", weighting, ("transition", "trajectory"))
     if span is False:  # of nearly every sample
         return 0, 0
     sides = tuple(span) if isinstance(span, tuple | list) else (span, span)

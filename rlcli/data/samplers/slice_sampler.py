@@ -125,7 +125,7 @@ class SliceSampler(Sampler):
             raise ArgumentError(
                 "pad_output and burn_in exclude each other", why="both make slices longer", fix="Leave pad_output out."
             )
-        check_request(self.slice_len or 1, 1, span if self.slice_len else bool(span), weighting)
+        check_request(self.slice_len or 1, span if self.slice_len else bool(span), weighting)
         self.weighting, self.strict_length, self.span, self.pad_output = weighting, strict_length, span, pad_output
         self._truncated = None if truncated_key is None else unravel(truncated_key)
         above = as_tuple(TRUNCATED if truncated_key is None else truncated_key)[:-1]

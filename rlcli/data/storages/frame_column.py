@@ -119,15 +119,12 @@ class FrameColumn:
         self._forget(np.concatenate([rows, after]))
         for row in after.tolist():
             step, depth = (row + self.lanes) % self.capacity, 1
-            while self._is_patch(step) and step not in rows and step not in after:
+            while step < self.book.shape[1] and self.book[_DEPTH, step] > 0 and step not in rows and step not in after:
                 self.book[_DEPTH, step] = depth
                 step, depth = (step + self.lanes) % self.capacity, depth + 1
         self.book[_DEPTH, after] = 0
         self._tail_rows[np.isin(self._tail_rows, rows)] = -1
         return None if frames is None else (after, frames)
-
-    def _is_patch(self, row: int) -> bool:
-        return row < self.book.shape[1] and bool(self.book[_DEPTH, row] > 0)
 
     def _forget(self, rows: np.ndarray) -> None:
         held = rows[self.book[_LENGTH, rows] >= 0]

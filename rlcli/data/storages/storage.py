@@ -208,9 +208,6 @@ class Storage(ABC):
         False, and nothing is written, where a storage has no way of its own: `gather` then does it. Rows that are
         asked for again shortly after should cost little.
         """
-        return self.has_our_rows and self._gather_to(key, rows, targets)
-
-    def _gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
         return False
 
     def gathered(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
