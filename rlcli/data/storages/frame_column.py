@@ -11,6 +11,7 @@ was coded against it, a key of its own.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class FrameColumn:
         self._patch = np.empty(self.width // 4, np.uint8)
         self._tails = np.empty((lanes, self.width), np.uint8)
         self._tail_rows = np.full(lanes, -1, np.int64)
-        self._compress = _lz4()
+        self._compress = partial(lz4_block().compress, store_size=False)
 
     @classmethod
     def of(cls, field: Field, lanes: int, codes: CodeMemory, book: np.ndarray) -> FrameColumn:
@@ -356,16 +357,10 @@ def unpack_frames(data: np.ndarray, field: Field, count: int, lanes: int) -> Ten
     return FrameColumn.of(field, lanes, codes, book).read(np.arange(count))
 
 
-def _lz4() -> Any:
+def lz4_block() -> Any:
+    """Return the library's module of LZ4 blocks."""
     try:
         import lz4.block
     except ImportError as error:
-        raise ResourceError(
-            "compressed storage needs the lz4 package",
-            fix=f"Install it: {install('compressed')}, or use storage=tensor.",
-        ) from error
-
-    def compress(frame: np.ndarray) -> bytes:
-        return lz4.block.compress(frame, store_size=False)
-
-    return compress
+        raise ResourceError("compressed frames need the lz4 package", fix=install("compressed")) from error
+    return lz4.block
