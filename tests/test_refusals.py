@@ -16,10 +16,10 @@ ENOUGH = {  # sites whose first words say it all: two things that exclude each o
     "EnvBase.rollout", "Composite.__delitem__", "MapTransform.__init__",
 }  # fmt: skip
 IN_WORDS = {  # sites that call an argument what it is: rows, a shape, an env
-    "run", "_unusable", "check_fit", "IndexArrays.load_state_dict", "_need_live", "RingLayout.check", "make_native",
+    "run", "_numbered", "check_fit", "_need_live", "RingLayout.check", "make_native",
     "BootstrappedLoss.make_value_estimator", "lane_shape_of", "save", "Successors.checked", "Collector.fill",
     "ReplayBuffer.__setitem__", "need_draw", "need_rows", "as_batch",
-    "TransformedEnv.__init__", "RegionWriter._checked", "check_request", "PolicyContext.outputs",
+    "TransformedEnv.__init__", "RegionWriter._checked", "PolicyContext.outputs",
 }  # fmt: skip
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 

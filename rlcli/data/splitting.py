@@ -16,12 +16,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data import next_obs
 from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, MASK, TRAJ_IDS, Key, as_tuple, show
 
-LAYOUTS = (torch.jagged, torch.strided)
+LAYOUTS = (False, torch.jagged, torch.strided)
 
 
 def split_trajectories(
@@ -59,9 +60,8 @@ def split_trajectories(
     """
     if not as_nested:
         warnings.warn("split_trajectories pads: prefer the flat layout and its boundary keys", stacklevel=2)
-    layout = torch.jagged if as_nested is True else as_nested
-    if layout and layout not in LAYOUTS:
-        raise ArgumentError(f"as_nested={layout} is no layout of nested tensors", fix="Use torch.jagged (True).")
+    layout = torch.jagged if as_nested is True else as_nested or False
+    arguments.choice("as_nested", layout, LAYOUTS)
     td = rollout_tensordict
     if not td.ndim or not td.shape.numel():  # a TensorDict's own numel is never 0
         raise ArgumentError("there are no trajectories to split", why=f"the batch has shape {list(td.shape)}")

@@ -23,9 +23,9 @@ NEW, SAME_FRAMES = 1, 2
 def shifted(
     stacks: int, tails: int, known: bool, lanes: int, length: int, start: int, stop: int, frames: int, width: int,
     notes: np.ndarray,
-) -> int:  # fmt: skip
-    """Note and count rows of `[start, stop)` that do not follow the row above by a shift; addresses of stacks."""
-    count, stack, older = 0, frames * width, (frames - 1) * width
+) -> None:  # fmt: skip
+    """Note rows of `[start, stop)` that do not follow the row above by a shift; addresses of stacks."""
+    stack, older = frames * width, (frames - 1) * width
     for lane in range(lanes):
         for step in range(start, stop):
             row = lane * length + step
@@ -36,10 +36,8 @@ def shifted(
                 follows = known and same_bytes(current, tails + lane * stack + width, older)
             notes[row] = 0
             if not follows:
-                count += 1
                 # all frames alike, which is what an env shows after a reset
                 notes[row] = NEW + SAME_FRAMES * same_bytes(current, current + width, older)
-    return count
 
 
 @compiled()

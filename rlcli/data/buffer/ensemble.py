@@ -83,14 +83,12 @@ class ReplayBufferEnsemble:
             raise ArgumentError(
                 "sample_from_all=True leaves nothing to choose", fix="Leave out p and num_buffer_sampled."
             )
-        if layout not in (None, "stack", "cat"):
-            raise ArgumentError("layout is stack or cat", where="layout", why=f"got {layout!r}")
         self.buffers, self.sample_from_all = buffers, sample_from_all
         self.batch_size = None if batch_size is None else arguments.count("batch_size", batch_size)
         self.drawn = (
             len(buffers) if num_buffer_sampled is None else arguments.count("num_buffer_sampled", num_buffer_sampled)
         )
-        self._layout = layout
+        self._layout = arguments.choice("layout", layout, (None, "stack", "cat"))
         self._chances = _checked(p, len(buffers))
         sums = np.cumsum(self._chances)
         self._below = sums[:-1] / sums[-1]  # of each but the first, the chance of those before it

@@ -28,13 +28,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from rlcli.config.installed import install
 from rlcli.data.fields import DTYPES, columns_of
 from rlcli.data.files.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
 from rlcli.data.next_obs.pairs import indices_of
 from rlcli.data.next_obs.sparse import Sparse, nothing_of
-from rlcli.errors import ArgumentError, ResourceError
+from rlcli.data.storages.frame_column import lz4_block
+from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple, show, unravel
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
@@ -112,7 +112,7 @@ def _rebuilt(tensors: Mapping[str, Tensor], record: Record, layout: Mapping[str,
 def _layout_name(column: str) -> str:
     """Return the name in a layout of what a column stands for, or has other rows of."""
     if column.startswith(_EXTRA):
-        return under_next_name(column.removeprefix(_EXTRA))
+        return f"{NEXT}/{column.removeprefix(_EXTRA)}"
     return column.removeprefix(_FEW)
 
 
@@ -124,11 +124,6 @@ def name_of(key: Key) -> str:
 def key_of(name: str) -> Key:
     """Return the key that `name_of` spells."""
     return unravel(tuple(unquote(part) for part in name.split("/")))
-
-
-def under_next_name(name: str) -> str:
-    """Return what the next observation of a key is called, by the key's own name."""
-    return f"{NEXT}/{name}"
 
 
 # ---- columns in fewer bytes, and back --------------------------------------------------------------------------------
@@ -164,9 +159,7 @@ def compressed(name: str, x: Tensor) -> tuple[str, Tensor]:
     """Return a tensor of a file, bytes in fewer of them."""
     if x.dtype is not torch.uint8 or not _LEAST <= x.numel() <= _MOST or name.startswith("@few/"):
         return name, x
-    import lz4.block
-
-    packed = lz4.block.compress(x.contiguous().numpy(), store_size=False)
+    packed = lz4_block().compress(x.contiguous().numpy(), store_size=False)
     return LZ4 + name, torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
@@ -174,12 +167,7 @@ def expanded(tensors: Mapping[str, Tensor], batch: list[int], layout: Mapping[st
     """Return the tensors of a file, none compressed; Misfit: bytes that are not what was compressed."""
     if not any(name.startswith(LZ4) for name in tensors):
         return dict(tensors)
-    try:
-        import lz4.block
-    except ImportError:
-        raise ResourceError(
-            "these frames are compressed with lz4, which is not here", fix=install("compressed")
-        ) from None
+    lz4 = lz4_block()
     out = {}
     for packed, x in tensors.items():
         name = packed.removeprefix(LZ4)
@@ -195,8 +183,8 @@ def expanded(tensors: Mapping[str, Tensor], batch: list[int], layout: Mapping[st
         else:
             shape = (*([len(tensors[_ENDS])] if column.startswith(_EXTRA) else batch), *shape[name.startswith(FRAME) :])
         try:
-            made = lz4.block.decompress(x.numpy(), uncompressed_size=math.prod(shape))
-        except (lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
+            made = lz4.decompress(x.numpy(), uncompressed_size=math.prod(shape))
+        except (lz4.LZ4BlockError, ValueError, MemoryError) as error:
             raise Misfit(str(error), packed) from error
         out[name] = torch.frombuffer(bytearray(made), dtype=torch.uint8).reshape(shape)
     return out

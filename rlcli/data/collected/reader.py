@@ -172,13 +172,7 @@ class SegmentReader:
 
     # ---- as rows ---------------------------------------------------------------------------------------------------
     def parts(self) -> list[MappedRows]:
-        """Where the rows of each segment lie: numbered over all of them, step after step, and stored lane after lane.
-
-        Raises
-        ------
-        DamagedDataError
-            A file has other tensors than a batch here, or they do not lie in it.
-        """
+        """Where the rows of each segment lie: numbered over all, step after step, and stored lane after lane."""
         parts, first, lanes = [], 0, math.prod(self.lanes or ())
         for i, (record, path) in enumerate(self._named()):
             parts.append(MappedRows(path, record["size"], first, record["frames"], self._offsets_in(i), lanes))
@@ -221,16 +215,7 @@ class SegmentReader:
         return digest_of(*encode(tensors_of(batch, compress=self.compressed))) == self.record(i)["digest"]
 
     def newest_state(self) -> tuple[int, bytes | None, list[str]]:
-        """The newest of the writer's states that verifies.
-
-        Returns
-        -------
-        count : int
-            Segments before it; 0 where there is none.
-        content : bytes or None
-        skipped : list of str
-            One sentence for each newer one that is damaged.
-        """
+        """Newest state of the writer that verifies: segments before it (0: none), bytes; why newer do not."""
         skipped: list[str] = []
         for count in reversed(self._states):
             path = self.folder / state_name(count)

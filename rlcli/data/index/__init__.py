@@ -6,7 +6,6 @@ from rlcli.exports import lazily
 
 if TYPE_CHECKING:
     from rlcli.data.index.trajectory_index import RandomStream as RandomStream
-    from rlcli.data.index.trajectory_index import Slices as Slices
     from rlcli.data.index.trajectory_index import TrajectoryIndex as TrajectoryIndex
 
 __getattr__, __dir__, __all__ = lazily(__name__)

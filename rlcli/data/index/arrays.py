@@ -13,9 +13,9 @@ import torch
 
 from rlcli import kernels
 from rlcli.data.ring.space import RingSpace
-from rlcli.errors import ArgumentError
 from rlcli.kernels import index as layout
 from rlcli.kernels.index import CURSOR, EXACT, HAS_IDS, KNOWN, LANES, STEPS
+from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
     from rlcli.data.next_obs.pairs import Pairs
@@ -218,13 +218,9 @@ class IndexArrays:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over `state_dict`'s answer, which `rlcli.data.ring.saved_state` has looked at."""
         scalars = state["scalars"].numpy().copy()
-        for name, at in (
-            ("steps", STEPS), ("lanes", LANES), ("next observations known", KNOWN), ("exact", EXACT), ("ids", HAS_IDS)
-        ):  # fmt: skip
-            if scalars[at] != self.scalars[at]:
-                raise ArgumentError(
-                    "this index is of another ring", where=name, why=f"expected {self.scalars[at]}, got {scalars[at]}"
-                )
+        own = [STEPS, LANES, KNOWN, EXACT, HAS_IDS]
+        if (scalars[own] != self.scalars[own]).any():
+            raise Misfit(f"{scalars[own].tolist()} instead of {self.scalars[own].tolist()}", "index")
         pool = self.scalars[[layout.POOL, layout.SLOT_WIDTH]].copy()
         self.scalars, self.lanes = scalars, state["lanes"].numpy().copy()
         self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = pool

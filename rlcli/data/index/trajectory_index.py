@@ -11,7 +11,7 @@ another trajectory are read, never followed.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,10 +88,6 @@ class TrajectoryIndex(IndexArrays):
         """Whether each row's trajectory goes on in the row below it, bool."""
         return self.successors(rows) == self.space.below(rows)
 
-    def is_end(self, rows: np.ndarray) -> np.ndarray:
-        """Whether no stored row continues each row's trajectory, bool."""
-        return self.successors(rows) < 0
-
     def next_places(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
         """In `exact`: the row that holds each row's next observation, or -1 - slot; and how many slots there are."""
         out = np.empty(len(rows), np.int64)
@@ -105,16 +101,12 @@ class TrajectoryIndex(IndexArrays):
         kernels.index.read.ids_of(*self.of_trajectories, rows, out)
         return out
 
-    def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Each row's place in its trajectory, counted from the first row ever stored of it, int64."""
-        return self.whose(rows)[1]
-
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """A number for each row's trajectory that no two stored trajectories share, int64; valid for one `version`."""
         return self.whose(rows)[2]
 
     def whose(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`ids` where rows carry them, `positions` and `numbers`, at once."""
+        """Return `ids` where rows carry them, places in trajectories as ever stored, from 0 on, and `numbers`."""
         out = np.empty((3, len(rows)), np.int64)
         kernels.index.read.whose(*self.of_trajectories, rows, out[0], out[1], out[2])
         return out[0], out[1], out[2]
@@ -161,9 +153,9 @@ class TrajectoryIndex(IndexArrays):
         strict: bool = True,
         span: bool | int | tuple = False,
         weighting: str = "transition",
-    ) -> Slices:
-        """Draw slices of trajectories, see `SliceSampler`; ArgumentError: none is long enough."""
-        left, right = check_request(slice_len, count, span, weighting)
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draw slices, see `SliceSampler`: rows ``[M]`` and lengths ``[count]``; ArgumentError: none is long enough."""
+        left, right = check_request(slice_len, span, weighting)
         assert self.cursor  # whoever samples has looked
         least, by_rows = slice_len if strict else 1, weighting == "transition"
         rows, sizes = np.empty(count * slice_len, np.int64), np.empty(count, np.int64)
@@ -175,17 +167,19 @@ class TrajectoryIndex(IndexArrays):
                 least, left, right, by_rows, numbers, weights, rows, sizes, fails,
             )  # fmt: skip
             if written >= 0:
-                return Slices(rows if written == len(rows) else rows[:written], sizes)
+                return rows[:written], sizes
             numbers, weights = self._eligible(least, left + right, by_rows)
 
-    def led_in(self, slices: Slices, most: int | np.ndarray) -> tuple[Slices, np.ndarray]:
+    def led_in(
+        self, rows: np.ndarray, lengths: np.ndarray, most: int | np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return slices begun up to `most` rows (of all, or of each) earlier, and the rows that each was given."""
-        first = slices.rows[np.cumsum(slices.lengths) - slices.lengths]
+        first = rows[np.cumsum(lengths) - lengths]
         _, positions, numbers = self.whose(first)
         most = np.broadcast_to(np.asarray(most, np.int64), first.shape)
-        rows, added = np.empty(len(slices.rows) + most.sum(), np.int64), np.empty(len(first), np.int64)
-        count = kernels.index.draw.led_in(*self.of_trajectories, numbers, positions, slices.lengths, most, rows, added)
-        return Slices(rows[:count], slices.lengths + added), added
+        out, added = np.empty(len(rows) + most.sum(), np.int64), np.empty(len(first), np.int64)
+        count = kernels.index.draw.led_in(*self.of_trajectories, numbers, positions, lengths, most, out, added)
+        return out[:count], lengths + added, added
 
     def _eligible(self, least: int, both: int, by_rows: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return the trajectories of at least `least` rows and their cumulated weights, once a `version`."""
@@ -211,13 +205,6 @@ class TrajectoryIndex(IndexArrays):
 
 
 # ---- random draws --------------------------------------------------------------------------------------------------
-class Slices(NamedTuple):
-    """Slices of trajectories, one after another."""
-
-    rows: np.ndarray  # int64 [M]
-    lengths: np.ndarray  # int64 [count], rows of each slice; they sum to M
-
-
 class RandomStream:
     """A generator that compiled loops draw from: xoshiro256++, by default with a seed of torch's global one."""
 
@@ -248,14 +235,9 @@ class RandomStream:
         self.state[:] = state["state"].numpy().view(np.uint64)
 
 
-def check_request(slice_len: int, count: int, span: bool | int | tuple, weighting: str) -> tuple[int, int]:
+def check_request(slice_len: int, span: bool | int | tuple, weighting: str) -> tuple[int, int]:
     """Return how far a slice may reach over the left and the right end of its trajectory."""
-    if slice_len < 1 or count < 1:
-        raise ArgumentError("slices have at least one row, and there is at least one", why=f"got {count} x {slice_len}")
-    if weighting not in ("transition", "trajectory"):
-        raise ArgumentError(
-            "slices are weighted by transition or by trajectory", where="weighting", why=f"got {weighting!r}"
-        )
+    arguments.choice("weighting", weighting, ("transition", "trajectory"))
     if span is False:  # of nearly every sample
         return 0, 0
     sides = tuple(span) if isinstance(span, tuple | list) else (span, span)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from rlcli import arguments
-from rlcli.data.index import Slices
 from rlcli.data.samplers.sampler import Draw, Sampler, live_rows
 from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.errors import ArgumentError
@@ -90,9 +89,8 @@ class PrioritizedSampler(Sampler):
         """Begin with no priorities; see the class."""
         self.max_capacity = arguments.count("max_capacity", max_capacity)
         self.alpha, self.beta, self.eps = arguments.number("alpha", alpha), beta, arguments.number("eps", eps)
-        if reduction not in REDUCTIONS:
-            raise ArgumentError(f"reduction is one of {', '.join(REDUCTIONS)}", why=f"got {reduction!r}")
-        self.reduction, self.max_priority_within_buffer = reduction, within_buffer
+        self.reduction = arguments.choice("reduction", reduction, REDUCTIONS)
+        self.max_priority_within_buffer = within_buffer
         self._tree = SumTree(max_capacity)
         self._given, self._largest = False, (1.0 + self.eps) ** self.alpha  # until one is given, priorities are 1
         self._base = 0  # writes before this one are evicted
@@ -130,11 +128,6 @@ class PrioritizedSampler(Sampler):
         above = np.cumsum(self._tree.priorities[rows])
         place = np.searchsorted(above, self.random.random(count) * above[-1], side="right")
         return rows[np.minimum(place, len(rows) - 1)]
-
-    def _weight_among(self, rows: np.ndarray) -> Tensor:
-        """Return importance weights of rows, float32 ``[N]``, of which the largest is 1."""
-        priorities = self._tree.priorities[rows]
-        return self._weight(priorities, priorities.min())
 
     def _weight(self, priorities: np.ndarray, least: float) -> Tensor:
         """Return importance weights, float32 ``[N]``, at most 1 if none of the priorities is below the least."""
@@ -307,7 +300,8 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
         assert draw.lengths is not None
         repeats = np.full(len(draw.lengths), draw.padded) if draw.padded else draw.lengths
         first = np.cumsum(repeats) - repeats + (0 if draw.burn_in is None else draw.burn_in)
-        weight = self._weight_among(draw.rows[first])
+        priorities = self._tree.priorities[draw.rows[first]]
+        weight = self._weight(priorities, priorities.min())  # the largest is 1
         draw.columns[WEIGHT] = weight.repeat_interleave(torch.from_numpy(repeats))
         return draw
 
@@ -325,7 +319,7 @@ class PrioritizedSliceSampler(PrioritizedSampler, SliceSampler):
             path, size = ring.index.walk(rows, length)
             legal = size == length
             if not self.strict_length:
-                legal |= ring.index.led_in(Slices(rows, np.ones_like(rows)), 1)[1] == 0  # short, from its first row on
+                legal |= ring.index.led_in(rows, np.ones_like(rows), 1)[2] == 0  # short, from its first row on
             paths.append(path[legal])
             sizes.append(size[legal])
             found += int(legal.sum())

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rlcli import arguments, kernels
-from rlcli.data.index.trajectory_index import Slices, check_request
+from rlcli.data.index.trajectory_index import check_request
 from rlcli.data.samplers.sampler import Draw, Sampler
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.graphs.static import brought
@@ -123,7 +123,7 @@ class SliceSampler(Sampler):
             raise ArgumentError(
                 "pad_output and burn_in exclude each other", why="both make slices longer", fix="Leave pad_output out."
             )
-        check_request(self.slice_len or 1, 1, span if self.slice_len else bool(span), weighting)
+        check_request(self.slice_len or 1, span if self.slice_len else bool(span), weighting)
         self.weighting, self.strict_length, self.span, self.pad_output = weighting, strict_length, span, pad_output
         self._truncated = None if truncated_key is None else unravel(truncated_key)
         above = as_tuple(TRUNCATED if truncated_key is None else truncated_key)[:-1]
@@ -148,8 +148,8 @@ class SliceSampler(Sampler):
         rows, lengths = self._known(ring, count, length)
         burn_in = self._burn_in(ring, rows, lengths)
         if burn_in is not None:
-            slices, burn_in = ring.index.led_in(Slices(rows, lengths), burn_in)
-            return Draw(*slices, burn_in=burn_in)
+            rows, lengths, burn_in = ring.index.led_in(rows, lengths, burn_in)
+            return Draw(rows, lengths, burn_in=burn_in)
         if self.pad_output and len(rows) < len(lengths) * length:
             first = np.cumsum(lengths) - lengths
             place = first[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1)  # [slices, length]
@@ -183,15 +183,14 @@ class SliceSampler(Sampler):
             )  # fmt: skip
         if not self.burn_in:
             return back
-        slices, added = ring.index.led_in(Slices(rows, lengths), self.burn_in)
-        before = ring.contents.steps_from_state(slices.rows[np.cumsum(slices.lengths) - slices.lengths])
+        rows, lengths, added = ring.index.led_in(rows, lengths, self.burn_in)
+        before = ring.contents.steps_from_state(rows[np.cumsum(lengths) - lengths])
         assert before is not None
         return np.where(before < 0, back, added + before)  # the rows before it may be gone: a shorter burn-in
 
     def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Choose rows `[M]` of `count` slices, each perhaps padded already, and their lengths."""
-        slices = ring.index.draw(self.random, count, length, self.strict_length, self.span, self.weighting)
-        return slices.rows, slices.lengths
+        return ring.index.draw(self.random, count, length, self.strict_length, self.span, self.weighting)
 
     def mark(self, columns: dict[Key, Tensor], draw: Draw) -> None:
         if draw.lengths is None:  # of a subclass
@@ -234,13 +233,7 @@ class SliceSampler(Sampler):
         return flag
 
     def slices(self, batch_size: int) -> tuple[int, int]:
-        """Number and length of the slices of a batch.
-
-        Raises
-        ------
-        ArgumentError
-            The batch size is not their product.
-        """
+        """Number and length of the slices of a batch; ArgumentError: its size is not their product."""
         count = self.num_slices or batch_size // (self.slice_len or 1)
         length = self.slice_len or batch_size // count
         if count * length != batch_size or not count:

@@ -219,13 +219,13 @@ class SliceSamplerWithoutReplacement(SliceSampler):
 def in_order(ring: Ring, *, oldest_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return live rows int64 ``[len(ring)]``, trajectory after trajectory, and rows of each ``[trajectories]``."""
     rows = live_rows(ring)
-    number = ring.index.numbers(rows)
+    _, position, number = ring.index.whose(rows)
     if oldest_first:  # a number is given again when its trajectory is gone
         known = ring.index.trajectories()["number"]
         rank = np.empty(known.max(initial=-1) + 1, np.int64)
         rank[known] = np.arange(len(known))
         number = rank[number]
-    order = np.lexsort((ring.index.positions(rows), number))
+    order = np.lexsort((position, number))
     _, lengths = np.unique(number, return_counts=True)
     return rows[order], lengths
 

@@ -3,7 +3,7 @@
 ```
 writer process          files of a scratch folder            owner process
 checks, copies    ->    rows-*.bin  layout.json        ->    buffer: storage, index, sampler, transforms
-                        words: rows published, closed
+                        published: how many rows
 ```
 Published batches never change: a writer appends, then stores one word. So nobody waits for anybody, no lock is shared,
 and a writer that is killed at any instruction leaves what it published.

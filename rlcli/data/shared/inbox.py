@@ -59,5 +59,4 @@ class Inbox:
     def close(self) -> None:
         """End the region: its writer is told at its next write, its files are gone."""
         self.writer.close()
-        self.region.close()
         self.folder.remove()

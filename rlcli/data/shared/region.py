@@ -2,7 +2,7 @@
 
 ```
 /dev/shm/rlcli-rows-3f09c1aa-4711-0/    run 3f09c1aa, process 4711, its first folder
-words         [published rows, closed]  each word has one writer: the region's, and its owner
+published     how many rows were written: a number that the region's writer alone changes
 layout.json   keys, dtypes, shapes, env dims; there before anything is published
 rows-*.bin    batches, see `row_log`
 ```
@@ -103,46 +103,33 @@ def _remove(path: Path, lock: ProcessLock, owner: int) -> None:
         let_go(lock)
 
 
-# ---- words and layout ----------------------------------------------------------------------------------------------
-LAYOUT, WORDS = "layout.json", "words"
-_CURSOR, _CLOSED = 0, 8  # words; a cache line each
+# ---- number and layout ---------------------------------------------------------------------------------------------
+LAYOUT, PUBLISHED = "layout.json", "published"
 
 
 class RingFolder:
-    """Hold the words and the layout of a folder; `make`: it is new."""
+    """Hold the number of published rows, and the layout, of a folder; `make`: it is new."""
 
     def __init__(self, folder: Path, *, make: bool = False) -> None:
         self.folder = folder
         if make:
-            Disk().write_file(folder / WORDS, [bytes(128)], sync=False)
+            Disk().write_file(folder / PUBLISHED, [bytes(8)], sync=False)
         try:
-            self._words = map_file(folder / WORDS, 128).numpy().view(np.int64).data  # Python's own numbers
+            self._word = map_file(folder / PUBLISHED, 8).numpy().view(np.int64).data  # Python's own numbers
         except FileNotFoundError as error:
             raise gone(folder) from error
 
     @property
     def cursor(self) -> int:
         """Count the rows that were ever published; what belongs to them can be read now."""
-        return self._read(_CURSOR)
+        number = self._word[0]
+        fence()
+        return number
 
     def publish(self, cursor: int) -> None:
         """Let the owner read all rows before this number: the one store that makes a write count."""
         fence()
-        self._words[_CURSOR] = cursor
-
-    @property
-    def closed(self) -> bool:
-        """Say whether the owner wants no more rows."""
-        return bool(self._read(_CLOSED))
-
-    def close(self) -> None:
-        """Tell the writer that no more rows are wanted."""
-        self._words[_CLOSED] = 1
-
-    def _read(self, word: int) -> int:
-        number = self._words[word]
-        fence()
-        return number
+        self._word[0] = cursor
 
     # ---- layout ------------------------------------------------------------------------------------------------
     def declare(self, layout: RingLayout) -> None:
@@ -280,15 +267,13 @@ class RegionWriter:
     # ---- opening -----------------------------------------------------------------------------------------------
     def _opened(self) -> RingFolder:
         if self._region is not None:
-            if self._region.closed:
+            if not os.path.exists(self._region.folder / PUBLISHED):
                 raise gone(self._region.folder)
             return self._region
         folder = Path(self.folder)
         self._lock = _lock(folder)
         try:
             region = RingFolder(folder)
-            if region.closed:
-                raise gone(folder)
             begin = region.cursor
             self._layout, self._takes_over = region.layout() if begin else NOTHING, begin > 0
             self._log, self._region = LogWriter(folder, begin), region

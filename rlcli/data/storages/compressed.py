@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.storages.frame_column import FrameColumn, pack_frames
 from rlcli.data.storages.storage import Storage
 from rlcli.data.storages.tensor import LazyTensorStorage
-from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.specs.field import Field
 
@@ -61,11 +61,7 @@ class CompressedStorage(Storage):
         widest: int = WIDEST,
     ) -> None:
         super().__init__(max_size, ndim=ndim, device=device)
-        if type(longest) is not int or not 0 <= longest <= 255:
-            raise ArgumentError("a chain has 0 to 255 patches", where="longest", why=f"got {longest!r}")
-        if type(widest) is not int or widest < 0:
-            raise ArgumentError("widest is a number of bytes", where="widest", why=f"got {widest!r}")
-        self.longest, self.widest = longest, widest
+        self.longest, self.widest = arguments.count("longest", longest, 0, 255), arguments.count("widest", widest, 0)
         self._plain = LazyTensorStorage(max_size, ndim=ndim)
         self.frames: dict[Key, FrameColumn] = {}
         self._written = 0
@@ -126,8 +122,8 @@ class CompressedStorage(Storage):
             return out
         return {key: column.to(self.device, non_blocking=True) for key, column in out.items()}
 
-    def _gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
-        if key not in self.frames or self.device.type != "cpu":
+    def gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
+        if key not in self.frames or self.device.type != "cpu" or not self.has_our_rows:
             return False
         self.frames[key].read_to(rows, targets)
         return True

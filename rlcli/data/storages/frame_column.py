@@ -11,6 +11,7 @@ was coded against it, a key of its own.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class FrameColumn:
         self._patch = np.empty(self.width // 4, np.uint8)
         self._tails = np.empty((lanes, self.width), np.uint8)
         self._tail_rows = np.full(lanes, -1, np.int64)
-        self._compress = _lz4()
+        self._compress = partial(lz4_block().compress, store_size=False)
 
     @classmethod
     def of(cls, field: Field, lanes: int, codes: CodeMemory, book: np.ndarray) -> FrameColumn:
@@ -119,15 +120,12 @@ class FrameColumn:
         self._forget(np.concatenate([rows, after]))
         for row in after.tolist():
             step, depth = (row + self.lanes) % self.capacity, 1
-            while self._is_patch(step) and step not in rows and step not in after:
+            while step < self.book.shape[1] and self.book[_DEPTH, step] > 0 and step not in rows and step not in after:
                 self.book[_DEPTH, step] = depth
                 step, depth = (step + self.lanes) % self.capacity, depth + 1
         self.book[_DEPTH, after] = 0
         self._tail_rows[np.isin(self._tail_rows, rows)] = -1
         return None if frames is None else (after, frames)
-
-    def _is_patch(self, row: int) -> bool:
-        return row < self.book.shape[1] and bool(self.book[_DEPTH, row] > 0)
 
     def _forget(self, rows: np.ndarray) -> None:
         held = rows[self.book[_LENGTH, rows] >= 0]
@@ -359,16 +357,10 @@ def unpack_frames(data: np.ndarray, field: Field, count: int, lanes: int) -> Ten
     return FrameColumn.of(field, lanes, codes, book).read(np.arange(count))
 
 
-def _lz4() -> Any:
+def lz4_block() -> Any:
+    """Return the library's module of LZ4 blocks."""
     try:
         import lz4.block
     except ImportError as error:
-        raise ResourceError(
-            "compressed storage needs the lz4 package",
-            fix=f"Install it: {install('compressed')}, or use storage=tensor.",
-        ) from error
-
-    def compress(frame: np.ndarray) -> bytes:
-        return lz4.block.compress(frame, store_size=False)
-
-    return compress
+        raise ResourceError("compressed frames need the lz4 package", fix=install("compressed")) from error
+    return lz4.block

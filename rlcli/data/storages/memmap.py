@@ -149,12 +149,7 @@ class LazyMemmapStorage(Storage):
         return self._pid != os.getpid()
 
     def need_writable(self) -> None:
-        """Refuse to write in a forked child: it has the same files mapped as its parent.
-
-        Raises
-        ------
-        ResourceError
-        """
+        """Refuse to write in a forked child: it has the same files mapped as its parent."""
         if self._forked and self.fields:
             raise ResourceError(
                 "a forked process cannot write these rows", where=self.where,

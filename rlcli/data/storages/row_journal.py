@@ -105,12 +105,10 @@ class Committed:
     def _lost(self, folder: Path) -> str | None:
         """Say why commits are missing at the journal's end: a commit takes the state before it away once it ended."""
         after = [path for path in states(folder) if number_of(path) >= self.next]
-        if after and (number_of(after[-1]) > self.next or (self.state and not self._has_state(folder))):
+        gone = self.state is not None and not (folder / state_name(self.state[0])).exists()
+        if after and (number_of(after[-1]) > self.next or gone):
             return f"{after[-1].name} is of a later commit than its last, record {self.next - 1}"
         return None
-
-    def _has_state(self, folder: Path) -> bool:
-        return self.state is not None and (folder / state_name(self.state[0])).exists()
 
     def take(self, number: int, record: Mapping[str, Any]) -> None:
         """Take a record over; of a shallow copy, what it was copied from stays as it was."""

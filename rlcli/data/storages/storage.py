@@ -123,13 +123,7 @@ class Storage(ABC):
 
     # ---- whose rows it holds ---------------------------------------------------------------------------------------
     def bind(self, ring: Any) -> None:
-        """Meet the ring that is to write here.
-
-        Raises
-        ------
-        ArgumentError
-            The rows are those of another ring, whose buffer is in use.
-        """
+        """Meet the ring that is to write here, or refuse it: the rows are another's, whose buffer is in use."""
         if self._bound is not None and self._of_another(ring):
             gc.collect()  # a buffer that is gone may be part of a cycle, and hold its ring still
             if self._of_another(ring):
@@ -214,9 +208,6 @@ class Storage(ABC):
         False, and nothing is written, where a storage has no way of its own: `gather` then does it. Rows that are
         asked for again shortly after should cost little.
         """
-        return self.has_our_rows and self._gather_to(key, rows, targets)
-
-    def _gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
         return False
 
     def gathered(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:

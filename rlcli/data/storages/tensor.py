@@ -41,11 +41,6 @@ class LazyTensorStorage(Storage):
     max_size : int
     ndim : int
     device : torch device
-
-    Attributes
-    ----------
-    written : int64 array ``[1]``
-        See `PlainColumns`.
     """
 
     fast = True
@@ -57,7 +52,7 @@ class LazyTensorStorage(Storage):
         self._offsets: dict[Key, int] = {}  # bytes before a key in a packed row
         self._table = torch.empty(0)
         self._memory: PlainColumns | None = None
-        self.written = np.zeros(1, np.int64)
+        self.written = np.zeros(1, np.int64)  # see `PlainColumns`
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         self.fields, self.capacity, self._columns = dict(fields), capacity, {}

@@ -240,7 +240,7 @@ def test_a_state_goes_on_bit_for_bit():
         (lambda: ReplayBufferEnsemble(member(), sample_from_all=True, p=[1.0]), "nothing to choose"),
         (lambda: ReplayBufferEnsemble(member(), p=[0.0]), "a chance for every buffer"),
         (lambda: ReplayBufferEnsemble(member(), p=[0.5, 0.5]), "for 1"),
-        (lambda: ReplayBufferEnsemble(member(), layout="flat"), "stack or cat"),
+        (lambda: ReplayBufferEnsemble(member(), layout="flat"), "one of None, stack, cat"),
         (lambda: per_worker().extend(episodes([2])), "buffer=worker"),
         (lambda: per_worker()[3], "there are 3"),
         (lambda: per_worker().sample(10), "Use batch_size=12"),

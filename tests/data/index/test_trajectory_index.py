@@ -70,8 +70,10 @@ def drawn(rng, ring, model, stream):
     live = model.live()
     longest = int(ring.index.trajectories()["length"].max())
     slice_len, strict = int(rng.integers(1, longest + 1)), bool(rng.random() < 0.5)
-    slices = ring.index.draw(stream, 3, slice_len, strict, rng.random() < 0.3, rng.choice(["transition", "trajectory"]))
-    for rows in np.split(slices.rows, np.cumsum(slices.lengths)[:-1]):
+    drawn, lengths = ring.index.draw(
+        stream, 3, slice_len, strict, rng.random() < 0.3, rng.choice(["transition", "trajectory"])
+    )
+    for rows in np.split(drawn, np.cumsum(lengths)[:-1]):
         assert 1 <= len(rows) <= slice_len
         for row, following in itertools.pairwise(rows.tolist()):
             assert live[row].succ is live[following]

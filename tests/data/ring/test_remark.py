@@ -36,7 +36,7 @@ def answers(index, rows, evicted):
     out = [index.successors(rows).tolist(), index.ids(rows).tolist(), together, index.count]
     found = index.trajectories()
     out += [found["length"].tolist(), found["row"].tolist(), found["closed"].tolist()]
-    return out if evicted else [*out, index.positions(rows).tolist()]
+    return out if evicted else [*out, index.whose(rows)[1].tolist()]
 
 
 def go(seed):

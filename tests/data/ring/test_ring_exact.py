@@ -109,7 +109,7 @@ def test_real_cartpole_in_many_small_batches_is_bit_equal_to_full():
         rows = np.arange(len(ours))
         same(ours.read(rows), theirs.read(rows))
         assert ours.exact and ours.index.successors(rows).tolist() == theirs.index.successors(rows).tolist()
-        drawn = [ring.index.draw(RandomStream(5), 50, 6).rows.tolist() for ring in (ours, theirs)]
+        drawn = [ring.index.draw(RandomStream(5), 50, 6)[0].tolist() for ring in (ours, theirs)]
         assert drawn[0] == drawn[1]
 
 
