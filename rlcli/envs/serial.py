@@ -204,6 +204,7 @@ def differing(index: int, name: str, *values: Any) -> ArgumentError:
 def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     """Return one count for the observations of all these envs; None where their bounds differ."""
     vec_envs: list[VecEnv] = []
+    specs = []
     for env in envs:
         while isinstance(env, TransformedEnv) and not own_methods(env):
             env = env.base_env
@@ -211,12 +212,12 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
         if not isinstance(vec_env, VecEnv) or own_methods(env):
             return None
         vec_envs.append(vec_env)
-    intervals = vec_envs[0].bounds.intervals
-    if any(vec_env.bounds.intervals != intervals for vec_env in vec_envs):
+        specs.append(env.observation_spec)
+    if any(spec != specs[0] for spec in specs):
         return None
     cells = [vec_env.bounds.rounded for vec_env in vec_envs]
     rounded = {key: [cell for each in cells for cell in each.get(key, ())] for key in cells[0]}
-    shared = Bounds(intervals, strictest(vec_env.bounds.mode for vec_env in vec_envs), rounded)
+    shared = Bounds(vec_envs[0].bounds.intervals, strictest(vec_env.bounds.mode for vec_env in vec_envs), rounded)
     shared.begin_anew()
     for vec_env in vec_envs:
         vec_env.bounds = shared
