@@ -200,19 +200,7 @@ class NextObservationDelta(Transform):
         return tensordict
 
     def code(self, key: Key, obs: Tensor, after: Tensor, batch_dims: int) -> tuple[Coded, Tensor | None]:
-        """The difference of one key, `[*B, *F]`, checked and measured; and which rows it cannot hold.
-
-        Returns
-        -------
-        coded : Coded
-        kept : bool Tensor ``[*B]`` or None
-            Rows that are marked in `coded`; None unless `on_overflow` is "keep".
-
-        Raises
-        ------
-        NumericsError
-            It overflows, or decodes to something that is not the next observation.
-        """
+        """Code one key's difference `[*B, *F]`, or refuse it; and which rows `[*B]` are marked, where they are kept."""
         if obs.dtype != after.dtype or obs.shape != after.shape:
             raise ArgumentError(
                 f"{show(key)} and its next value are not alike, so they have no difference",
