@@ -75,13 +75,10 @@ class Line:
     def spins(self) -> bool:
         return self._cells is not None and bool(self._parents[_SPINS])
 
-    def send(
-        self, kind: int, turn: int, body: bytes = NOTHING, *, fds: Sequence[int] = (),
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:  # fmt: skip
+    def send(self, kind: int, turn: int, body: bytes = NOTHING, *, fds: Sequence[int] = ()) -> None:
         """Send one frame; turns grow, and begin with 1. See `Channel.send`."""
         if framed := self._cells is None or body or fds:
-            self.channel.send(kind, turn, body, fds=fds, meanwhile=meanwhile)
+            self.channel.send(kind, turn, body, fds=fds)
         if self._cells is not None:
             self._tell(kind | _FRAME if framed else kind, turn)
 
@@ -92,14 +89,14 @@ class Line:
         if read[_SLEEPS]:
             self.channel.send(_WAKE)
 
-    def owed(self, meanwhile: Callable[[], object] | None = None) -> int:
+    def owed(self) -> int:
         """Return the turn of an unanswered order, 0 if none; one that was broken off is sent first."""
         if self._cells is None:
             return 0
         written, read = self._cells
         kind, turn = self.channel.begun
         if turn > written[_WORD] >> _KINDS + 1:
-            self.channel.finish(meanwhile)
+            self.channel.finish()
             self._tell(kind | _FRAME, turn)
         turn = written[_WORD] >> _KINDS + 1
         return turn if max(read[_WORD] >> _KINDS + 1, self.channel.come) < turn else 0  # a frame precedes its word
