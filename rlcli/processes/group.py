@@ -14,7 +14,7 @@ import numpy as np
 from rlcli.errors import RlcliError
 from rlcli.processes import watchdog
 from rlcli.processes.channel import NOTHING, Closed
-from rlcli.processes.line import ANSWER, Line, may_spin
+from rlcli.processes.line import ANSWER, Line
 from rlcli.processes.replacing import Answer, Lost, Order, Owner, ReplacingGroup
 from rlcli.processes.worker import Worker, end
 
@@ -47,12 +47,10 @@ class WorkerGroup(ReplacingGroup):
         """Say whether a worker's process lives."""
         return self.workers[index].exit_code() is None
 
-    def open_lines(self, cells: np.ndarray, only: Sequence[int]) -> None:
+    def open_lines(self, cells: np.ndarray, only: Sequence[int], spins: bool) -> None:
         """Send orders by these cells of shared memory, one row a worker: see `Line.open`."""
-        spins = may_spin(1 + len(self.workers))
         for index in only:
-            self.lines[index].open(cells[index], parent=True)
-            self.lines[index].let_spin(spins)
+            self.lines[index].open(cells[index], parent=True, spins=spins)
 
     # ---- one order to all ----------------------------------------------------------------------------------------
     def _send(self, index: int, turn: int, kind: int, body: bytes, attachments: Any) -> None:
