@@ -252,18 +252,12 @@ class Stacked(EnvBase):
         self.seed_each(seed)
 
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
-        n = self.batch_size[0]
-        mask = td.get(RESET, None) if td is not None else None
-        if mask is None:
-            return torch.stack(self.reset_each(range(n)), 0)
-        assert td is not None
-        # a lane that is not reset keeps its values; a subclass of EnvBase only sees its own lane
-        rows: list[TensorDictBase] = [td[i].exclude(RESET, "next", "action") for i in range(n)]
-        chosen = mask.reshape(n, -1).any(-1).nonzero().squeeze(-1).tolist()
-        for i, row in zip(chosen, self.reset_each(chosen), strict=True):
-            rows[i] = row
-        keys = set(rows[0].keys(True, True)).intersection(*[set(row.keys(True, True)) for row in rows])
-        return torch.stack([row.select(*keys) for row in rows], 0)
+        n, mask = self.batch_size[0], None if td is None else td.get(RESET, None)
+        chosen: Sequence[int] = range(n) if mask is None else mask.reshape(n, -1).any(-1).nonzero().squeeze(-1).tolist()
+        shown = dict(zip(chosen, self.reset_each(chosen), strict=True))
+        # in the place of a lane that goes on stands another's root: `reset` keeps what it had
+        other: Any = next(iter(shown.values()), None if td is None else td[0].exclude(RESET, "next", "action"))
+        return torch.stack([shown.get(i, other) for i in range(n)], 0)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         return torch.stack(self.step_each([td[i].clone(False) for i in range(self.batch_size[0])]), 0)
