@@ -59,13 +59,7 @@ class SharedVersions(TransportBackend):
         self.show()
 
     def send_weights(self, version: int, tensors: list[Tensor]) -> None:
-        """Write a version beside the newest.
-
-        Parameters
-        ----------
-        tensors : list of Tensor
-            In the order and of the shapes of the layout, on any device; other dtypes are converted.
-        """
+        """Write a version beside the newest, of tensors on any device; other dtypes are converted."""
         self._begun[0] = number = self._shown[0] + 1
         fence()
         slot = number % 2
