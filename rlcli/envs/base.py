@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from inspect import Signature, signature
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 
+from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.envs.mdp import acted, complete_flags, merged, on_tensordicts, promoted, step_mdp
 from rlcli.errors import ArgumentError, EnvError, in_words
@@ -181,13 +181,7 @@ class EnvBase(metaclass=_WithPolicy):
         ArgumentError
             It is no whole number from 0 to 2**64 - 1.
         """
-        try:
-            number = int(seed)
-            whole = bool(number == seed) and not isinstance(seed, bool)
-        except (TypeError, ValueError, OverflowError):
-            whole = False
-        if not whole or not 0 <= number < 2**64:
-            raise ArgumentError("a seed is a whole number from 0 to 2**64 - 1", why=f"got {seed!r}")
+        number = arguments.count("seed", seed, 0, 2**64 - 1)
         self._set_seed(number)
         self.seeded_with = number
         return number + 1
@@ -306,8 +300,7 @@ class EnvBase(metaclass=_WithPolicy):
         EnvError
             Steps hold other keys or shapes than those before.
         """
-        if not isinstance(max_steps, Integral) or max_steps < 1:
-            raise ArgumentError("max_steps is a whole number of at least 1", why=f"got {max_steps!r}")
+        max_steps = arguments.count("max_steps", max_steps)
         td = root_of(self, self.reset()) if auto_reset else tensordict
         if td is None:
             raise ArgumentError("rollout(auto_reset=False) needs the tensordict to start from")
@@ -335,7 +328,7 @@ class EnvBase(metaclass=_WithPolicy):
         try:
             batch: TensorDictBase = torch.stack(steps, len(self.batch_size))  # type: ignore[arg-type, assignment]
         except RuntimeError as error:
-            keys = [{*map(unravel, step.keys(True, True))} for step in steps]
+            keys: list[set[Any]] = [{*map(unravel, step.keys(True, True))} for step in steps]
             some = sorted(map(show, set.union(*keys) - set.intersection(*keys)))
             raise EnvError(
                 "the steps of a rollout do not hold the same keys and shapes", where=type(self).__name__,

@@ -76,10 +76,7 @@ class VecEnvAdapter(EnvBase):
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
         row, lanes = self._fresh(), range(self.vec_env.n)
         mask = td.get(RESET, None) if td is not None else None
-        if mask is not None:
-            assert td is not None
-            for key, array in () if bool(mask.all()) else row.items():
-                array[...] = td.get(key).cpu().numpy().reshape(array.shape)
+        if mask is not None:  # of the other lanes `reset` keeps what they had
             lanes = mask.reshape(-1).nonzero().squeeze(-1).tolist()
         self.vec_env.restart(row, lanes)
         self._check(row, lanes)

@@ -132,11 +132,9 @@ class SerialEnv(BatchedEnv):
 
 def times_called(env: EnvBase) -> int:
     """Count calls of `EnvBase`'s own `step` and `reset`, through `TransformedEnv` and `SerialEnv`."""
-    base = env
-    while isinstance(base, TransformedEnv):
-        base = base.base_env
-    members = base.envs if isinstance(base, BatchedEnv) else ()
-    return env._times_called + sum(map(times_called, members))
+    if isinstance(env, TransformedEnv):
+        return env._times_called + times_called(env.base_env)
+    return env._times_called + sum(map(times_called, env.envs if isinstance(env, BatchedEnv) else ()))
 
 
 def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
@@ -204,6 +202,7 @@ def differing(index: int, name: str, *values: Any) -> ArgumentError:
 def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     """Return one count for the observations of all these envs; None where their bounds differ."""
     vec_envs: list[VecEnv] = []
+    specs = []
     for env in envs:
         while isinstance(env, TransformedEnv) and not own_methods(env):
             env = env.base_env
@@ -211,12 +210,12 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
         if not isinstance(vec_env, VecEnv) or own_methods(env):
             return None
         vec_envs.append(vec_env)
-    intervals = vec_envs[0].bounds.intervals
-    if any(vec_env.bounds.intervals != intervals for vec_env in vec_envs):
+        specs.append(env.observation_spec)
+    if any(spec != specs[0] for spec in specs):
         return None
     cells = [vec_env.bounds.rounded for vec_env in vec_envs]
     rounded = {key: [cell for each in cells for cell in each.get(key, ())] for key in cells[0]}
-    shared = Bounds(intervals, strictest(vec_env.bounds.mode for vec_env in vec_envs), rounded)
+    shared = Bounds(vec_envs[0].bounds.intervals, strictest(vec_env.bounds.mode for vec_env in vec_envs), rounded)
     shared.begin_anew()
     for vec_env in vec_envs:
         vec_env.bounds = shared
@@ -253,18 +252,12 @@ class Stacked(EnvBase):
         self.seed_each(seed)
 
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
-        n = self.batch_size[0]
-        mask = td.get(RESET, None) if td is not None else None
-        if mask is None:
-            return torch.stack(self.reset_each(range(n)), 0)
-        assert td is not None
-        # a lane that is not reset keeps its values; a subclass of EnvBase only sees its own lane
-        rows: list[TensorDictBase] = [td[i].exclude(RESET, "next", "action") for i in range(n)]
-        chosen = mask.reshape(n, -1).any(-1).nonzero().squeeze(-1).tolist()
-        for i, row in zip(chosen, self.reset_each(chosen), strict=True):
-            rows[i] = row
-        keys = set(rows[0].keys(True, True)).intersection(*[set(row.keys(True, True)) for row in rows])
-        return torch.stack([row.select(*keys) for row in rows], 0)
+        n, mask = self.batch_size[0], None if td is None else td.get(RESET, None)
+        chosen: Sequence[int] = range(n) if mask is None else mask.reshape(n, -1).any(-1).nonzero().squeeze(-1).tolist()
+        shown = dict(zip(chosen, self.reset_each(chosen), strict=True))
+        # in the place of a lane that goes on stands another's root: `reset` keeps what it had
+        other: Any = next(iter(shown.values()), None if td is None else td[0].exclude(RESET, "next", "action"))
+        return torch.stack([shown.get(i, other) for i in range(n)], 0)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         return torch.stack(self.step_each([td[i].clone(False) for i in range(self.batch_size[0])]), 0)

@@ -37,10 +37,7 @@ ACTIONS = (OneHot, Categorical, MultiOneHot, MultiCategorical, Binary, Bounded, 
 def from_gym_space(
     space: spaces.Space, *, categorical: bool, observed: bool = False, where: str = "gymnasium space"
 ) -> TensorSpec:
-    """Return the spec of one env's values in `space`.
-
-    `categorical`: of indices, else of one-hot vectors; `observed`: of MultiDiscrete's whole numbers, as rows have them.
-    """
+    """Return the spec of one env's values: indices or one-hot vectors; `observed`, MultiDiscrete's whole numbers."""
     if isinstance(space, spaces.Dict):
         named = (
             spaces.Dict(dict(space.spaces)) if observed else space

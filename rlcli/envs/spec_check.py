@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.envs.base import EnvBase
 from rlcli.envs.mdp import step_mdp
 from rlcli.errors import EnvError
@@ -113,17 +114,16 @@ class _Check:
         given = {key: (x, x.clone()) for key in self.observed if (x := td.get(key, None)) is not None}
         stepped, following = self.env.step_and_maybe_reset(self.env.rand_action(td))
         for key, (x, before) in given.items():
-            if not _equal(x, before, torch.ones_like(stepped.get(DONE))):
-                raise self._broken(
-                    when, f"it changed the {show(key)} that it had given before", "Give a new tensor at every step."
-                )
+            changed = not _equal(x, before, torch.ones_like(stepped.get(DONE)))
+            why = f"it changed the {show(key)} that it had given before"
+            self._refuse(changed, when, why, "Give a new tensor at every step.")
         self._same_keys(when, [key for key in _keys(stepped) if key not in self.carried], self.layout)
         self._legal(when, stepped)
         done = stepped.get(DONE)
         for key in self.observed:
             after = stepped.get(under_next(key), None)
-            if after is not None and not _equal(following.get(key), after, ~done):
-                raise self._broken(when, f"the step after it does not begin with its next.{show(key)}")
+            odd = after is not None and not _equal(following.get(key), after, ~done)
+            self._refuse(odd, when, f"the step after it does not begin with its next.{show(key)}")
         self._not_over(f"the root after {when}", following, done)
         return following
 
@@ -131,45 +131,36 @@ class _Check:
         """Check that all rows are in the layout of one step."""
         for key in self.layout:
             x, one, dims = rows.get(key), self.fake.get(key), rows.ndim
-            if x.shape[dims:] != one.shape[dims - 1 :]:
-                raise self._broken(
-                    "a rollout", f"{show(key)} has shape {tuple(x.shape)}, not {(*rows.shape, *one.shape[dims - 1 :])}"
-                )
+            shape = (*rows.shape, *one.shape[dims - 1 :])
+            self._refuse(x.shape != shape, "a rollout", f"{show(key)} has shape {tuple(x.shape)}, not {shape}")
 
     # ---- parts -------------------------------------------------------------------------------------------------
     def _same_keys(self, when: str, keys: Iterable[Key], expected: Iterable[Key]) -> None:
         keys, expected = list(keys), list(expected)
         lost = [show(key) for key in expected if key not in keys]
         more = [show(key) for key in keys if key not in expected]
-        if lost:
-            raise self._broken(
-                when, f"it gives no {', '.join(lost)}, which the specs name", "Write it, or take it out of the specs."
-            )
-        if more:
-            raise self._broken(
-                when, f"it gives {', '.join(more)}, which no spec names", "Add it to observation_spec, or leave it out."
-            )
+        named, fix = f"it gives no {', '.join(lost)}, which the specs name", "Write it, or take it out of the specs."
+        self._refuse(lost, when, named, fix)
+        fix = "Add it to observation_spec, or leave it out."
+        self._refuse(more, when, f"it gives {', '.join(more)}, which no spec names", fix)
 
     def _legal(self, when: str, td: TensorDictBase) -> None:
         for key, spec in self.specs.items():
             x = td.get(key, None)
             if x is None:
                 continue
-            if x.shape != spec.shape:
-                raise self._broken(when, f"{show(key)}: expected shape {tuple(spec.shape)}, got {tuple(x.shape)}")
+            shapes = f"expected shape {tuple(spec.shape)}, got {tuple(x.shape)}"
+            self._refuse(x.shape != spec.shape, when, f"{show(key)}: {shapes}")
             why = spec.mismatch(x if self.check_dtype else x.to(spec.dtype))
-            if why is not None:
-                raise self._broken(when, f"{show(key)}: {why}")
+            self._refuse(why is not None, when, f"{show(key)}: {why}")
 
     def _not_over(self, when: str, td: TensorDictBase, fresh: Tensor) -> None:
         over = [name for name in END_FLAGS if bool((td.get(name) & fresh).any())]
-        if over:
-            raise self._broken(when, f"{' and '.join(over)} is True in an episode that has just begun")
+        self._refuse(over, when, f"{' and '.join(over)} is True in an episode that has just begun")
 
-    def _broken(self, when: str, what: str, fix: str | None = None) -> EnvError:
-        return EnvError(
-            "the env does not give what its specs say", where=f"{type(self.env).__name__}, {when}", why=what, fix=fix
-        )
+    def _refuse(self, condition: object, when: str, why: str, fix: str | None = None) -> None:
+        where = f"{type(self.env).__name__}, {when}"
+        refuse(condition, "the env does not give what its specs say", where=where, why=why, fix=fix, error=EnvError)
 
 
 def _keys(td: Composite | TensorDictBase) -> list[Key]:

@@ -35,6 +35,7 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
+        self.meanwhile: Callable[[], object] = lambda: None  # each `give_up_after` of a `send`; it may raise
         # a frame: kind, turn, its bytes, descriptors to go behind them, and how many bytes each call has sent
         self._out: tuple[int, int, tuple[bytes, ...], Sequence[int], list[int]] = 0, 0, (), (), []
         # the highest turn of a frame that came in whole; of the head and the body of one that is coming in, what came
@@ -58,40 +59,36 @@ class Channel:
             return False
         return sum(map(len, parts)) == _HEAD.unpack(NOTHING.join(head))[2]
 
-    def send(
-        self, kind: int, turn: int = 0, body: bytes = NOTHING, *, fds: Sequence[int] = (),
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:  # fmt: skip
-        """Send a frame, then descriptors; each `give_up_after` calls `meanwhile`, which may raise and leave half."""
+    def send(self, kind: int, turn: int = 0, body: bytes = NOTHING, *, fds: Sequence[int] = ()) -> None:
+        """Send a frame, then descriptors; where `meanwhile` raises, half may have been sent."""
         if self._out[2]:
-            self.finish(meanwhile)
+            self.finish()
         head = _HEAD.pack(kind, turn, len(body))
         self._out = kind, turn, (head + body,) if len(body) < _LONG else (head, body), fds, []
-        self.finish(meanwhile)
+        self.finish()
 
-    def finish(self, meanwhile: Callable[[], object] | None = None) -> None:
+    def finish(self) -> None:
         """Send what is left of a frame that was broken off; see `send`."""
         kind, turn, parts, fds, sent = self._out
         come, begin = sum(sent), 0
         for part in parts:
             while come < begin + len(part):
                 rest = memoryview(part)[come - begin :] if come > begin else part
-                self._patiently(lambda rest=rest: sent.extend(map(self.end.send, (rest,))), meanwhile)  # type: ignore[misc]
+                self._patiently(lambda rest=rest: sent.extend(map(self.end.send, (rest,))))  # type: ignore[misc]
                 come += sent[-1]
             begin += len(part)
         for fd in fds[come - begin :]:
             more = ([b"f"],), ([(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))],)
-            self._patiently(lambda more=more: sent.extend(map(self.end.sendmsg, *more)), meanwhile)  # type: ignore[misc]
+            self._patiently(lambda more=more: sent.extend(map(self.end.sendmsg, *more)))  # type: ignore[misc]
         self._out = kind, turn, (), (), sent
 
-    def _patiently(self, call: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> None:
+    def _patiently(self, call: Callable[[], object]) -> None:
         while True:
             try:
                 call()
                 return
             except BlockingIOError:
-                if meanwhile is not None:
-                    meanwhile()
+                self.meanwhile()
             except OSError as error:
                 if error.errno not in _GONE:
                     raise
@@ -110,9 +107,7 @@ class Channel:
         while come < size:
             try:
                 parts.extend(map(self.end.recv, (size - come,), (socket.MSG_WAITALL,)))
-            except BlockingIOError:
-                raise
-            except OSError as error:
+            except OSError as error:  # BlockingIOError too
                 if error.errno not in _GONE:
                     raise
                 raise Closed from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from rlcli.errors import RlcliError
 from rlcli.processes import watchdog
 from rlcli.processes.channel import NOTHING, Closed
-from rlcli.processes.line import ANSWER, Line, may_spin
+from rlcli.processes.line import ANSWER, Line
 from rlcli.processes.replacing import Answer, Lost, Order, Owner, ReplacingGroup
 from rlcli.processes.worker import Worker, end
 
@@ -29,12 +30,13 @@ class WorkerGroup(ReplacingGroup):
     ) -> None:
         super().__init__(owner, on_error, count, lambda _: start(), partial(end, grace=GRACE))
         self._looked = 0.0
-        self.lines = [self._line(worker) for worker in self.workers]
+        self.lines = [self._line(index) for index in range(count)]
 
-    @staticmethod
-    def _line(worker: Worker) -> Line:
-        worker.channel.give_up_after(watchdog.LOOK)
-        return Line(worker.channel)
+    def _line(self, index: int) -> Line:
+        channel = self.workers[index].channel
+        channel.give_up_after(watchdog.LOOK)
+        channel.meanwhile = partial(WorkerGroup._stalls, weakref.proxy(self), index)
+        return Line(channel)
 
     @property
     def pids(self) -> list[int]:
@@ -45,17 +47,15 @@ class WorkerGroup(ReplacingGroup):
         """Say whether a worker's process lives."""
         return self.workers[index].exit_code() is None
 
-    def open_lines(self, cells: np.ndarray, only: Sequence[int]) -> None:
+    def open_lines(self, cells: np.ndarray, only: Sequence[int], spins: bool) -> None:
         """Send orders by these cells of shared memory, one row a worker: see `Line.open`."""
-        spins = may_spin(1 + len(self.workers))
         for index in only:
-            self.lines[index].open(cells[index], parent=True)
-            self.lines[index].let_spin(spins)
+            self.lines[index].open(cells[index], parent=True, spins=spins)
 
     # ---- one order to all ----------------------------------------------------------------------------------------
     def _send(self, index: int, turn: int, kind: int, body: bytes, attachments: Any) -> None:
         try:
-            self.lines[index].send(kind, turn, body, fds=attachments, meanwhile=partial(self._stalls, index))
+            self.lines[index].send(kind, turn, body, fds=attachments)
         except (Closed, RlcliError) as error:
             self._fail(error)
 
@@ -68,7 +68,7 @@ class WorkerGroup(ReplacingGroup):
                 continue
             self.awaited = index
             try:
-                turn = line.owed(partial(self._stalls, index))
+                turn = line.owed()
             except (Closed, RlcliError) as error:
                 self._fail(error)
                 continue
@@ -100,9 +100,9 @@ class WorkerGroup(ReplacingGroup):
     def _submit(self, index: int, order: Order) -> None:
         channel = self.workers[index].channel
         if channel.begun[1] < order.turn:  # else a part of it was sent, and the rest goes before what follows
-            self.awaited, meanwhile = index, partial(self._stalls, index)
+            self.awaited = index
             try:
-                channel.send(order.kind, order.turn, order.body, fds=order.attachments, meanwhile=meanwhile)
+                channel.send(order.kind, order.turn, order.body, fds=order.attachments)
             except Closed:
                 self._lose(index)
 
@@ -119,7 +119,7 @@ class WorkerGroup(ReplacingGroup):
         poll, asked = select.poll(), {self.workers[index].channel.end.fileno(): index for index in heads}
         for fd, index in asked.items():
             try:
-                self.workers[index].channel.finish(partial(self._stalls, index))
+                self.workers[index].channel.finish()
             except Closed:
                 self._lose(index)
             poll.register(fd, select.POLLIN)
@@ -152,7 +152,7 @@ class WorkerGroup(ReplacingGroup):
         super()._start_another(index)
         old.channel.close()
         old.exit_code(GRACE)  # it writes to no memory any more
-        self.lines[index] = self._line(self.workers[index])
+        self.lines[index] = self._line(index)
 
     def _look_again(self, waited_for: Iterable[int], look: Callable[[int], None]) -> None:
         """Look at these workers every `watchdog.LOOK` seconds."""

@@ -1,7 +1,7 @@
 """A channel with flags in shared memory beside it: who is awake is told by a number there, without a system call.
 
 ```
-parent's:  word | sleeps | spins | ... 64 bytes        worker's:  word | sleeps | ... 64 bytes
+parent's:  word | sleeps | ... 64 bytes        worker's:  word | sleeps | ... 64 bytes
 
 word:      turn | whether a frame follows by the channel | kind
 ```
@@ -28,7 +28,7 @@ from rlcli.processes.channel import NOTHING, Channel, packed, unpacked
 
 CELLS = 16  # of eight bytes each, in two cache lines: the parent writes into one, the worker into the other
 CELL = np.dtype(np.int64)
-_WORD, _SLEEPS, _SPINS = 0, 1, 2
+_WORD, _SLEEPS = 0, 1
 _SPIN = 50e-6  # seconds, where there is a core for every process
 _VAIN, _AGAIN = 3, 64  # spins in vain, one after the other, after which only one wait in so many begins with one
 _YIELD = 200e-6  # seconds in which others may run
@@ -54,34 +54,22 @@ class Line:
         self._cells: tuple[memoryview, memoryview] | None = None  # written here, and by the other end
         self._seen = 0  # the other's word
         self._waits = self._in_vain = 0
+        self.spins = False  # waits begin by spinning
         self._last = 0  # turn of what came last: what comes later has a higher one
 
-    def open(self, cells: np.ndarray, *, parent: bool) -> None:
+    def open(self, cells: np.ndarray, *, parent: bool, spins: bool) -> None:
         """Use `CELLS` zeros of shared memory from the next frame on; the worker while it carries out that order."""
         if not _IN_ORDER:
             return
         half = CELLS // 2
         ends = cells[:half].data, cells[half:].data
-        self._cells = ends if parent else ends[::-1]
-        self._parents = ends[0]
+        self._cells, self.spins = ends if parent else ends[::-1], spins
         self.channel.give_up_after(_SLEEP)
 
-    def let_spin(self, spins: bool) -> None:
-        """Have waits of both ends begin by spinning, or not; for the parent, once the line is open."""
-        if self._cells is not None:
-            self._parents[_SPINS] = spins
-
-    @property
-    def spins(self) -> bool:
-        return self._cells is not None and bool(self._parents[_SPINS])
-
-    def send(
-        self, kind: int, turn: int, body: bytes = NOTHING, *, fds: Sequence[int] = (),
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:  # fmt: skip
+    def send(self, kind: int, turn: int, body: bytes = NOTHING, *, fds: Sequence[int] = ()) -> None:
         """Send one frame; turns grow, and begin with 1. See `Channel.send`."""
         if framed := self._cells is None or body or fds:
-            self.channel.send(kind, turn, body, fds=fds, meanwhile=meanwhile)
+            self.channel.send(kind, turn, body, fds=fds)
         if self._cells is not None:
             self._tell(kind | _FRAME if framed else kind, turn)
 
@@ -92,14 +80,14 @@ class Line:
         if read[_SLEEPS]:
             self.channel.send(_WAKE)
 
-    def owed(self, meanwhile: Callable[[], object] | None = None) -> int:
+    def owed(self) -> int:
         """Return the turn of an unanswered order, 0 if none; one that was broken off is sent first."""
         if self._cells is None:
             return 0
         written, read = self._cells
         kind, turn = self.channel.begun
         if turn > written[_WORD] >> _KINDS + 1:
-            self.channel.finish(meanwhile)
+            self.channel.finish()
             self._tell(kind | _FRAME, turn)
         turn = written[_WORD] >> _KINDS + 1
         return turn if max(read[_WORD] >> _KINDS + 1, self.channel.come) < turn else 0  # a frame precedes its word
@@ -132,7 +120,7 @@ class Line:
         written, read = self._cells
         seen, now = self._seen, time.perf_counter
         self._waits += 1
-        if self._parents[_SPINS] and (self._in_vain < _VAIN or self._waits % _AGAIN == 0):
+        if self.spins and (self._in_vain < _VAIN or self._waits % _AGAIN == 0):
             end = now() + _SPIN
             while now() < end:
                 if read[_WORD] != seen:

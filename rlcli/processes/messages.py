@@ -77,10 +77,7 @@ def _tensor(array: np.ndarray) -> Any:
 
 
 class Seal:
-    """Seal the numbered bodies that go one way under a key of 16 to 64 bytes, or open those that come.
-
-    `way` says who sends to whom, in at most 16 bytes: what one sends is not taken for what the other does.
-    """
+    """Seal numbered bodies under a key of 16 to 64 bytes, or open them; `way`, of 16 at most: who sends to whom."""
 
     def __init__(self, key: bytes, way: bytes) -> None:
         self._key, self._way, self._last = key, way, 0

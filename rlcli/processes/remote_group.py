@@ -55,10 +55,7 @@ class Remote(Protocol):
 
 
 class RemoteGroup(ReplacingGroup):
-    """Order workers of a transport as `WorkerGroup` orders processes: its orders are futures.
-
-    A worker that takes ten times as long as for its longest order of `begin` so far, and its `limit` more, is killed.
-    """
+    """Order workers of a transport as `WorkerGroup` orders processes: its orders are futures."""
 
     pids: Sequence[int] = ()  # no worker is a process that this one can look at
 
@@ -146,10 +143,7 @@ class RemoteGroup(ReplacingGroup):
 
 
 class RemoteWorker:
-    """Carry out orders where a transport has put this: `target`, `module:name`, makes what does so.
-
-    Orders are `carry_out(kind, body, carried)` of what `target` makes; the transport calls one after the other.
-    """
+    """Have what `target`, `module:name`, makes carry out orders where a transport has put this, one after the other."""
 
     def __init__(self, target: str) -> None:
         module, _, name = target.partition(":")

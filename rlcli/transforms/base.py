@@ -10,7 +10,7 @@ Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,11 +149,13 @@ class Transform(nn.Module):
             The other transform's `state_dict()`.
         """
         rest = {name: value for name, value in state.items() if not name.endswith("_extra_state")}
-        for prefix, inner in _transforms_in(self):
-            part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            if part:
-                inner.adopt(part)
-            rest = {name: value for name, value in rest.items() if not name.startswith(prefix)}
+        for place, inner in self.named_modules():
+            prefix = f"{place}."
+            if place and isinstance(inner, Transform):
+                part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+                if part:
+                    inner.adopt(part)
+                rest = {name: value for name, value in rest.items() if not name.startswith(prefix)}
         if rest:
             self.load_state_dict(rest, strict=False)
 
@@ -339,15 +341,6 @@ class Transform(nn.Module):
                 fix="Reset the env first, or name the right key in in_keys.",
             )
         return value
-
-
-def _transforms_in(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Transform]]:
-    """Yield the outermost transforms that a module holds, and the prefix of their states' names."""
-    for name, child in module.named_children():
-        if isinstance(child, Transform):
-            yield f"{prefix}{name}.", child
-        else:
-            yield from _transforms_in(child, f"{prefix}{name}.")
 
 
 def _overlap(a: Key, b: Key) -> bool:

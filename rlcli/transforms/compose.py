@@ -134,33 +134,16 @@ def parts_of(transform: Transform) -> list[Transform]:
 # ---- in the loop, or after it ----------------------------------------------------------------------------------------
 @dataclass
 class Faces:
-    """The plan that `choose_faces` made.
+    """The plan that `choose_faces` made."""
 
-    Attributes
-    ----------
-    inside : list of Transform
-        Run in the loop, in this order.
-    after : list of Transform
-        Have their `batch_pass` called after the loop, in this order, with the final done flags in the
-        columns.
-    rows : dict of key to Field
-        Every key that needs T + 1 rows: what the env writes, what the transforms inside add, and, as
-        `("_raw", key)`, what a key was before a transform changed its shape or dtype. All of them are
-        carried from row T to the next batch's row 0; a raw key needs no column.
-    columns : dict of key to Field
-        Root keys that the transforms of `after` add as whole columns.
-    env_keys : dict of key to key
-        Where the env writes each of its keys: `key` itself or `("_raw", *key)`.
-    needs : set of keys
-        What the transforms inside read; with `("next", "reward")` among them the loop must fill reward rows.
-    """
-
-    inside: list[Transform]
-    after: list[Transform]
+    inside: list[Transform]  # run in the loop, in this order
+    after: list[Transform]  # their `batch_pass` is called after the loop, in this order, on the final done flags
+    # every key that needs T + 1 rows: what the env writes, what those inside add, and, as `("_raw", key)`, what a key
+    # was before one of them changed its shape or dtype; carried to the next batch, a raw key has no column
     rows: Fields
-    columns: Fields
-    env_keys: dict[Any, Any]
-    needs: set[Any]
+    columns: Fields  # root keys that those of `after` add as whole columns
+    env_keys: dict[Any, Any]  # where the env writes each of its keys: `key` itself or `("_raw", *key)`
+    needs: set[Any]  # what those inside read; with `("next", "reward")` among them the loop must fill reward rows
     _views: list[dict[Any, Any]]
 
     def bind(self, rows: Rows, n: int) -> list[RowOp]:
@@ -178,15 +161,9 @@ class Faces:
 def choose_faces(
     transforms: Transform | Iterable[Transform], schema: Mapping[Key, Field], live: Iterable[Key]
 ) -> Faces:
-    """Sort transforms into those that run in the loop and those that run after it.
+    """Sort transforms, in order, into those that run in the loop and those that run after it.
 
-    Parameters
-    ----------
-    transforms : Transform, or iterable of Transform in order of application
-    schema : mapping of key to Field, or (shape, dtype)
-        One env's observation keys, and `("next", "reward")`.
-    live : iterable of keys
-        What the policy and the env read in the loop.
+    `schema`: one env's observation keys, and `("next", "reward")`; `live`: what policy and env read in the loop.
     """
     transforms = list(Compose(transforms) if isinstance(transforms, Transform) else transforms)
     schema = {key: Field(*pair) for key, pair in schema.items()}

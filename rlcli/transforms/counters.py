@@ -44,14 +44,11 @@ class Carry:
 
 
 class _Carrying(Transform):
-    """Write one value `[*B, 1]` a step, `start` in reset states; carry it from batch to batch, through checkpoints too.
-
-    A subclass names the key's dtype, which `argument` of it names the key, and the `leaf` of its spec.
-    """
+    """Write one value `[*B, 1]` a step, `start` in reset states; carry it through batches and checkpoints."""
 
     dtype: torch.dtype
     start: float = 0
-    argument = "out_keys"
+    argument = "out_keys"  # of a subclass, that names the key
 
     def __init__(self, key: Key, in_keys: Sequence[Key] = ()) -> None:
         super().__init__(in_keys, [key])

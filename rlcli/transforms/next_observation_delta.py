@@ -200,19 +200,7 @@ class NextObservationDelta(Transform):
         return tensordict
 
     def code(self, key: Key, obs: Tensor, after: Tensor, batch_dims: int) -> tuple[Coded, Tensor | None]:
-        """The difference of one key, `[*B, *F]`, checked and measured; and which rows it cannot hold.
-
-        Returns
-        -------
-        coded : Coded
-        kept : bool Tensor ``[*B]`` or None
-            Rows that are marked in `coded`; None unless `on_overflow` is "keep".
-
-        Raises
-        ------
-        NumericsError
-            It overflows, or decodes to something that is not the next observation.
-        """
+        """Code one key's difference `[*B, *F]`, or refuse it; and which rows `[*B]` are marked, where they are kept."""
         if obs.dtype != after.dtype or obs.shape != after.shape:
             raise ArgumentError(
                 f"{show(key)} and its next value are not alike, so they have no difference",
@@ -220,22 +208,18 @@ class NextObservationDelta(Transform):
             )
         coded = encode(obs, after, self.delta_dtype, batch_dims)
         error = (decode(obs, coded) - after).abs()
-        worst, rows = error.max() if error.numel() else error.new_zeros(()), obs.shape[:batch_dims].numel()
-        exact, kept = not obs.dtype.is_floating_point, None
-        inexact = bool(worst != 0) if exact else not bool(torch.isfinite(worst))
-        inexact = inexact or bool(marked(coded).any())  # who reads it takes it for a row that was kept
-        if self.on_overflow == "keep":
-            kept = torch.zeros(obs.shape[:batch_dims], dtype=torch.bool, device=obs.device)
-        if inexact and kept is None:
-            _refuse(key, obs, after, coded.delta.dtype)
-        elif inexact:
-            kept = _kept_rows(key, obs, after, coded, error, batch_dims)
-            coded, coded_rows = mark(coded, kept), ~kept
-            obs, after, error, rows = obs[coded_rows], after[coded_rows], error[coded_rows], int(coded_rows.sum())
-            worst = error.max() if error.numel() else error.new_zeros(())
-        count = 0 if kept is None else kept.numel() - rows
-        self._trips.add(key, obs, after, coded.delta.dtype, float(worst), rows, count)
-        return coded, kept
+        lost = ~torch.isfinite(error) if error.is_floating_point() else error != 0
+        lost = lost | marked(coded)  # who reads it takes it for a row that was kept
+        lost = lost.flatten(batch_dims).any(-1) if lost.ndim > batch_dims else lost
+        keeps, count = self.on_overflow == "keep", int(lost.sum())
+        if count:
+            _check_finite(key, obs, after)
+            if not keeps:
+                _refuse(key, obs, after, coded.delta.dtype)
+            coded, obs, after, error = mark(coded, lost), obs[~lost], after[~lost], error[~lost]
+        worst = float(error.max()) if error.numel() else 0.0
+        self._trips.add(key, obs, after, coded.delta.dtype, worst, lost.numel() - count, count)
+        return coded, lost if keeps else None
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """What was measured while differences were written, by key; see `RoundTrips.figures`."""
@@ -356,17 +340,8 @@ def _dense(rows: Tensor, after: Tensor) -> Tensor:
 
 
 # ---- differences that their code cannot hold ----------------------------------------------------------------------
-def _kept_rows(key: Key, obs: Tensor, after: Tensor, coded: Coded, error: Tensor, batch_dims: int) -> Tensor:
-    """Return bool `[*B]`: rows that do not decode to their next observation, off by `error` `[*B, *F]`."""
-    _check_finite(key, obs, after)
-    wrong = ~torch.isfinite(error) if error.is_floating_point() else error != 0
-    wrong = wrong | marked(coded)  # looks as if it had been kept
-    return wrong.flatten(batch_dims).any(-1) if wrong.ndim > batch_dims else wrong
-
-
 def _refuse(key: Key, obs: Tensor, after: Tensor, code: torch.dtype) -> NoReturn:
     """Raise NumericsError: which change is too large for a code, and what would hold it."""
-    _check_finite(key, obs, after)
     change = (after.to(torch.float64) - obs.to(torch.float64)).abs().max().item()
     limit = torch.finfo(code).max if code.is_floating_point else torch.iinfo(torch.int16).max
     if code is torch.int8:

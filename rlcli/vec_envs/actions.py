@@ -101,10 +101,7 @@ class ActionFormat:
         return np.stack([part.argmax(-1) for part in np.split(stored, cuts, axis=-1)], -1)
 
     def checked(self, stored: np.ndarray, unfit: Callable[[str, str, str], Exception] | None = None) -> np.ndarray:
-        """Return loop actions `[N, *]` from stored ones of any dtype, once it is clear that the env has them.
-
-        `unfit(what, expected, got)` makes the error of one that it has not.
-        """
+        """Return loop actions `[N, *]` from stored ones of any dtype; raise `unfit(what, expected, got)` of others."""
 
         def refused(what: str, expected: str) -> Exception:
             return (unfit or _no_such)(what, expected, in_a_line(stored)[:200])

@@ -42,16 +42,6 @@ class Interval:
         self.below, self.above = bool((least > lowest).any()), bool((most < highest).any())
         self._one = least.size > 0 and bool((least == least.flat[0]).all() and (most == most.flat[0]).all())
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Interval)
-            and self._least.dtype == other._least.dtype
-            and np.array_equal(self.low, other.low)
-            and np.array_equal(self.high, other.high)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     def holds(self, values: np.ndarray) -> bool:
         """Say whether all of `values` `[..., *shape]`, NaN among them, are inside."""
         least, most, lowest, highest = self._least, self._most, values, values

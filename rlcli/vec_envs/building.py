@@ -157,10 +157,7 @@ _moved: io.FileIO | None = None  # the file object under `sys.stderr`, which wri
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Swallow what C libraries write to descriptor 2 while a thread builds an env; Python's `sys.stderr` still arrives.
-
-    MuJoCo warns so, once an env.
-    """
+    """Swallow what C libraries (MuJoCo, ALE) write to descriptor 2 while an env is built, not `sys.stderr`."""
     global _builders, _is_quiet, _kept, _moved
     closed = OSError, ValueError  # nobody reads it any more
     try:

@@ -28,6 +28,7 @@ from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
 from rlcli.processes.channel import packed
 from rlcli.processes.group import WorkerGroup
+from rlcli.processes.line import may_spin
 from rlcli.processes.region import Region
 from rlcli.processes.replacing import Lost, Owner
 from rlcli.processes.watchdog import ENDED_BY, say
@@ -128,11 +129,12 @@ class ParallelVecEnv(ReplayableVecEnv, Owner):
     def _share(self, only: Sequence[int]) -> list[Any]:
         """Put some workers' shards on the region of memory."""
         cells, workers = self._region.arrays["cells"], len(self.group)
+        spins = may_spin(1 + workers)
         for index in only:
             cells[index] = 0
-        calls = [packed(("share", (self.n, workers, index), {})) for index in only]
+        calls = [packed(("share", (self.n, workers, index, spins), {})) for index in only]
         self.group.send(shard.CALL, calls, only=only, attachments=[self._region.fd])
-        self.group.open_lines(cells, only)
+        self.group.open_lines(cells, only, spins)
         return self.group.answers()
 
     # ---- the shards ----------------------------------------------------------------------------------------------

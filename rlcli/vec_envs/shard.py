@@ -181,7 +181,7 @@ class ShardWorker:
         heavy = [name for name in HEAVY if name in sys.modules]
         return described(self.shard) | {"heavy": heavy}
 
-    def share(self, n: int, workers: int, index: int) -> None:
+    def share(self, n: int, workers: int, index: int, spins: bool) -> None:
         """Map the memory of all `n` lanes and `workers`, and step on the part of this one's."""
         vec_env = self.shard.vec_env
         region = Region(memory_of(n, workers, vec_env.schema, vec_env.actions), self.line.channel.receive_fd())
@@ -192,7 +192,7 @@ class ShardWorker:
         vec_env.tried = region.arrays["tried"][index : index + 1].data
         arrays = self.shard.attach(region.arrays)
         self._step, self._reset = vec_env.bind({key: [arrays["row", key]] * 2 for key in vec_env.schema})
-        self.line.open(region.arrays["cells"][index], parent=False)
+        self.line.open(region.arrays["cells"][index], parent=False, spins=spins)
 
     def seed(self, run_seed: int, *, first_lane: int, before: int = 0, **settings: Any) -> None:
         """Seed the envs and global generators; `before`: how many workers these envs have had."""

@@ -27,24 +27,9 @@ _TRIES = 3  # copies that do not sum up, though nothing newer was published
 
 
 class SharedVersions(TransportBackend):
-    """The newest versions of one model's weights.
+    """The newest versions of one model's weights; without `fd` this is the writer, whose `fd` the others are sent.
 
-    Parameters
-    ----------
-    layout : WeightLayout
-        Of the model's tensors.
-    fd : int, optional
-        Of those that another process made, to read them; it stays the caller's to close. Without it this is the writer.
-
-    Attributes
-    ----------
-    fd : int or None
-        The writer's, to be sent to the others. The memory has no name, and is gone with the last process that has it.
-
-    Raises
-    ------
-    ResourceError
-        There is not enough shared memory.
+    The memory has no name, and is gone with the last process that has it.
     """
 
     local = True
@@ -74,13 +59,7 @@ class SharedVersions(TransportBackend):
         self.show()
 
     def send_weights(self, version: int, tensors: list[Tensor]) -> None:
-        """Write a version beside the newest.
-
-        Parameters
-        ----------
-        tensors : list of Tensor
-            In the order and of the shapes of the layout, on any device; other dtypes are converted.
-        """
+        """Write a version beside the newest, of tensors on any device; other dtypes are converted."""
         self._begun[0] = number = self._shown[0] + 1
         fence()
         slot = number % 2

@@ -349,7 +349,7 @@ def test_a_transform_inside_is_no_other_env(around):
 
 @pytest.mark.parametrize("seed", ["x", None, float("nan"), float("inf"), [1], -1, True, 2**70])
 def test_a_seed_that_is_no_number_is_refused(seed):
-    refused(ArgumentError, "seed whole", lambda: GymEnv("CartPole-v1").set_seed(seed))
+    refused(ArgumentError, "seed must", lambda: GymEnv("CartPole-v1").set_seed(seed))
 
 
 def test_closing_reaches_every_env():

@@ -31,10 +31,10 @@ def counting(channel: Channel) -> None:
 
     def orders(kind: int, body: bytes):
         if kind == OPEN:
-            index = unpacked(body)
+            index, spins = unpacked(body)
             arrays = Region(FIELDS, channel.receive_fd()).arrays
             kept.update(arrays=arrays, index=index)
-            line.open(arrays["cells"][index], parent=False)
+            line.open(arrays["cells"][index], parent=False, spins=spins)
         elif kind == SPINS:
             return may_spin(1)
         elif kind == NAP:
@@ -56,13 +56,11 @@ def pause(rng: random.Random | None) -> None:
         time.sleep(0.3 if rng is None else rng.choice((1e-5, 1e-4, 1e-4, 2e-3)))
 
 
-def opened(spins: bool | None = None) -> tuple[WorkerGroup, dict]:
+def opened(spins: bool = False) -> tuple[WorkerGroup, dict]:
     group = WorkerGroup(partial(Worker, "test_line:counting", preload=["test_line"]), 2)
     region = Region(FIELDS)
-    group.send(OPEN, [packed(index) for index in range(2)], attachments=[region.fd])
-    group.open_lines(region.arrays["cells"], range(2))
-    for line in group.lines if spins is not None else ():
-        line.let_spin(spins)
+    group.send(OPEN, [packed((index, spins)) for index in range(2)], attachments=[region.fd])
+    group.open_lines(region.arrays["cells"], range(2), spins)
     group.answers()
     region.forget_fd()
     return group, region.arrays
@@ -149,14 +147,6 @@ def test_nobody_spins_where_processes_outnumber_the_cores(monkeypatch):
     group.close()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
     assert may_spin(1) and not may_spin(2)
-
-
-@pytest.mark.parametrize(("there", "spins"), [(3, True), (2, False)])
-def test_a_group_spins_where_it_and_its_parent_have_a_core_each(monkeypatch, there, spins):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(there)), raising=False)
-    group, _ = opened()
-    assert [line.spins for line in group.lines] == [spins and line_module._IN_ORDER] * 2
-    group.close()
 
 
 def test_the_end_of_a_worker_is_noticed_while_its_answer_is_waited_for():
