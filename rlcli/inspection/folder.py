@@ -39,22 +39,7 @@ PART = 4096  # rows that are looked at together
 
 
 def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[Inspection]:
-    """Everything that can be looked into at a path.
-
-    Parameters
-    ----------
-    path : path
-        A run folder, a folder of segments, a buffer's dumps, rows that a storage kept, or a checkpoint.
-    trajectory : int, optional
-        Show the steps of this one too, by its id.
-
-    Raises
-    ------
-    ConfigError
-        There is nothing of ours here.
-    DamagedDataError, ResourceError
-        What is here is not as it was written, or of a run is gone; or the run has not saved anything.
-    """
+    """See `rlcli.inspect`; a path of a run, segments, a buffer's dumps, rows that a storage kept, or a checkpoint."""
     folder = Path(path)
     if not folder.exists():
         raise ConfigError("there is no such folder", where=str(folder), fix="rlcli ls runs lists the runs.")

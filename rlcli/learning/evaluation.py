@@ -170,41 +170,18 @@ def player(env: EnvBase, policy, *, deterministic: bool = True) -> Collector:
 
 
 def evaluate(
-    env: EnvBase,
-    policy,
-    episodes: int | None = None,
+    env: EnvBase,  # of batch size `(lanes,)`
+    policy,  # None plays random actions
+    episodes: int | None = None,  # one in every lane by default
     *,
     seed: int = EVALUATION_SEED,
-    deterministic: bool = True,
-    collector: Collector | None = None,
-    longest: int = LONGEST,
-    stop: Callable[[], bool] = lambda: False,
-    progress: Callable[[np.ndarray, int], None] = lambda returns, frames: None,
+    deterministic: bool = True,  # the mode of the policy's distribution, or a draw from it
+    collector: Collector | None = None,  # the `player`, if kept for several evaluations, which are cut off alike
+    longest: int = LONGEST,  # steps of an episode: an env may never end one
+    stop: Callable[[], bool] = lambda: False,  # asked before each step
+    progress: Callable[[np.ndarray, int], None] = lambda returns, frames: None,  # see `progress_lines`
 ) -> Evaluation | None:
-    """Play episodes in `evaluation_mode`; returns are of the env's own rewards, before any transform.
-
-    Parameters
-    ----------
-    env : EnvBase
-        Batch size `(lanes,)`.
-    policy : actor or None
-        None plays random actions.
-    episodes : int, optional
-        One in every lane by default.
-    seed : int
-        Of the episodes.
-    deterministic : bool
-        The mode of the policy's distribution, or a draw from it.
-    collector : Collector, optional
-        The `player` of this env and policy, where it is kept for several evaluations, which are cut off alike.
-    longest : int
-        Steps after which an episode is cut off: an env may never end one.
-    stop : callable
-        Asked before each step; when it says so, the evaluation is given up and None returned.
-    progress : callable
-        Called between batches with the returns of the episodes that have ended, and the frames that were played; see
-        `progress_lines`.
-    """
+    """Play episodes in `evaluation_mode`, None if stopped; returns are of the env's own rewards, before transforms."""
     n = env.batch_size.numel()
     episodes = n if episodes is None else episodes
     rounds = -(-episodes // n)
