@@ -247,11 +247,8 @@ def _trajectories_of_buffer(ring: Ring, rows: np.ndarray) -> Trajectories:
     reward, done, terminated = (_by_row(ring, rows, key) for key in (REWARD, DONE, TERMINATED))
     for first, length in zip(table["row"].tolist(), table["length"].tolist(), strict=True):
         path = _path(ring, first, length)
-        last = path[-1]
-        over = bool(done[last])
-        summary.add(length, float(reward[path].sum()), "finished" if over else "open")
-        summary.terminated += over and bool(terminated[last])
-        summary.truncated += over and not terminated[last]
+        end = "finished" if done[path[-1]] else "open"
+        summary.add(length, float(reward[path].sum()), end, bool(terminated[path[-1]]))
     return summary
 
 

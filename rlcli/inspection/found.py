@@ -101,14 +101,16 @@ class Trajectories:
         """Return the mean over finished ones."""
         return self.return_sum / self.finished if self.finished else math.nan
 
-    def add(self, length: int, total: float, end: str) -> None:
-        """Count one trajectory; `end` is "finished", "open" or "cut"."""
+    def add(self, length: int, total: float, end: str, terminated: bool = False) -> None:
+        """Count one trajectory; `end` is "finished" (`terminated` or truncated), "open" or "cut"."""
         setattr(self, end, getattr(self, end) + 1)
         self.frames += length
         self.shortest = length if self.shortest is None else min(self.shortest, length)
         self.longest = length if self.longest is None else max(self.longest, length)
         self.bins[bisect.bisect_right(BINS, length) - 1] += 1
         if end == "finished":
+            self.terminated += terminated
+            self.truncated += not terminated
             self.return_sum += total
             self.return_low = total if math.isnan(self.return_low) else min(self.return_low, total)
             self.return_high = total if math.isnan(self.return_high) else max(self.return_high, total)
@@ -151,9 +153,7 @@ class TrajectoryFollower:
             elif before is not None:
                 self.into.add(before[1], before[2], "cut")
             if done[stop - 1]:
-                self.into.add(length, total, "finished")
-                self.into.terminated += bool(terminated[stop - 1])
-                self.into.truncated += not terminated[stop - 1]
+                self.into.add(length, total, "finished", bool(terminated[stop - 1]))
             else:
                 self._open[lane] = name, length, total
         return len(stops)
