@@ -187,7 +187,7 @@ def _one_of_frames(segments: SegmentReader, inspection: Inspection, wanted: int)
             fix=f"To count them: rlcli inspect {shlex.quote(str(segments.folder))}.",
         )
     place = {"segment": seen[0] if seen[0] == seen[-1] else [seen[0], seen[-1]]}
-    inspection.detail, inspection.rows = {"id": wanted, **steps.facts(), **place}, steps.rows()
+    inspection.detail, inspection.rows = {"id": wanted, **steps.facts(), **place}, steps.rows
 
 
 # ---- buffers -------------------------------------------------------------------------------------------------------
@@ -281,4 +281,4 @@ def _one_of_buffer(ring: Ring, inspection: Inspection, wanted: int) -> None:
     evicted = int(table["position"][newest])
     place = {"lane": int(table["lane"][newest]), "steps overwritten": evicted}
     inspection.detail = {"id": wanted, **steps.facts(), **place}
-    inspection.rows = steps.rows()
+    inspection.rows = steps.rows

@@ -169,10 +169,8 @@ class Steps:
     """Take the rows of one trajectory in time; keep the first and last ones, readable."""
 
     def __init__(self) -> None:
-        self.length, self.total = 0, 0.0
-        self._first: list[dict[str, Any]] = []
-        self._last: list[dict[str, Any]] = []
-        self._end = "open"
+        self.length, self.total, self._end = 0, 0.0, "open"
+        self.rows: list[dict[str, Any]] = []
 
     def add(self, rows: TensorDictBase) -> None:
         """Take the next rows `[n]`."""
@@ -180,10 +178,9 @@ class Steps:
         reward = rows.get(REWARD, None)
         if reward is not None:
             self.total += float(reward.sum())
-        for i in range(min(n, max(0, SHOWN - self.length))):
-            self._first.append(self._row(rows, i))
-        last = [self._row(rows, i) for i in range(max(0, n - SHOWN), n) if self.length + i >= SHOWN]
-        self._last = [*self._last, *last][-SHOWN:]
+        shown = (i for i in range(n) if self.length + i < SHOWN or i >= n - SHOWN)
+        self.rows += [self._row(rows, i) for i in shown]
+        self.rows = self.rows[:SHOWN] + self.rows[SHOWN:][-SHOWN:]
         flags = {"terminated": rows.get(TERMINATED, None), "truncated": rows.get(TRUNCATED, None)}
         self._end = next((name for name, x in flags.items() if x is not None and bool(x[-1].any())), "open")
         self.length += n
@@ -191,10 +188,6 @@ class Steps:
     def facts(self) -> dict[str, Any]:
         """Return length, return and kind of end."""
         return {"length": self.length, "return": self.total, "end": self._end}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the first steps and the last ones."""
-        return [*self._first, *self._last]
 
     def _row(self, rows: TensorDictBase, i: int) -> dict[str, Any]:
         row = {show(unravel(key)): _value(x[i]) for key, x in rows.items(include_nested=True, leaves_only=True)}
