@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.config.run_files import SUMMARY, write_whole
-from rlcli.errors import unwritable
 from rlcli.report import figures
 from rlcli.report.clock import COMPILE
 from rlcli.report.figures import Table, key_cell, shape_cell, wrapped
+from rlcli.report.metrics import unwritable
 from rlcli.report.tally import WINDOW
 from rlcli.report.view import BACKWARD, VALUES, measured_rows
 

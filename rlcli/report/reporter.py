@@ -25,7 +25,7 @@ from tensordict import TensorDictBase
 
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.keys import DONE, REWARD
-from rlcli.report.clock import OTHER, Clock, Compiling, Spent
+from rlcli.report.clock import OTHER, Clock, Spent, compiling
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport
 from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
@@ -69,7 +69,7 @@ class Reporter:
         )
         self._episode_log = None if self.folder is None else EpisodeLog(self.folder / EPISODES, facts.info_keys)
         self._next_ledger = 0.0
-        self._compiling = Compiling(self.say, self.clock)
+        self._compiling = compiling(self.say, self.clock)
 
     def start(self, *lines: str) -> None:
         """Print `lines`, start the clock, show the empty view."""
@@ -204,7 +204,7 @@ class Reporter:
         self._compiling.__enter__()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Any) -> None:
         """Give the terminal and the files back, whatever happened; says nothing."""
         self._compiling.__exit__(*exc)
         self._view.close()
