@@ -139,7 +139,7 @@ class Update:
             enough = self.target_kl is not None and mean(self._means.epoch("kl_approx")) > self.target_kl
             self._means.next_epoch()
             self._passes += 1
-        kl = mean(self._means.last_epoch("kl"))  # read here, once a batch, where nobody asked before
+        kl = mean(self._means.epoch("kl", closed=True))  # read here, once a batch, where nobody asked before
         self.step.count(self._means.skips())
         self.loss.after_batch(kl)
 
@@ -296,15 +296,10 @@ class Means:
         """Add figures by their names, or names and one tensor `[len(names)]` in which they lie."""
         self._unread.append(figures)
 
-    def epoch(self, name: str) -> list[float]:
-        """Return a figure in every minibatch of the running epoch."""
+    def epoch(self, name: str, *, closed: bool = False) -> list[float]:
+        """Return a figure in every minibatch of the running epoch, or of the one that was closed last."""
         self._read()
-        return self._epoch.get(name, [])
-
-    def last_epoch(self, name: str) -> list[float]:
-        """Return a figure in every minibatch of the epoch that was closed last."""
-        self._read()
-        return self._last.get(name, [])
+        return (self._last if closed else self._epoch).get(name, [])
 
     def skips(self, late: bool = False) -> list[float]:
         """Return, once, which steps were skipped, of those that nobody saw; `late`: as far as they are here."""
