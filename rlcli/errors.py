@@ -120,15 +120,6 @@ class ResourceError(RlcliError):
 
 
 @contextlib.contextmanager
-def unwritable(what: str, where: object, fix: str | None = None) -> Iterator[None]:
-    """Turn what the system refuses in here into a ResourceError."""
-    try:
-        yield
-    except OSError as error:
-        raise ResourceError(what, where=str(where), why=error.strerror or str(error), fix=fix) from error
-
-
-@contextlib.contextmanager
 def saying_memory() -> Iterator[None]:
     """Turn any error that running out of memory caused into a ResourceError that says so."""
     try:

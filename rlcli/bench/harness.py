@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 from rlcli.bench.settings import MIN_ROUNDS
 from rlcli.config.installed import install
 from rlcli.config.run_files import write_whole
-from rlcli.errors import unwritable
 from rlcli.processes.process import cores
 from rlcli.report.figures import NOTHING, Table
+from rlcli.report.metrics import unwritable
 
 T = TypeVar("T")
 

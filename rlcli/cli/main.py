@@ -265,9 +265,9 @@ def _unfreeze() -> None:
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
     """Print what compiles in this context, for verbs without a console, on standard error."""
-    from rlcli.report.clock import Compiling
+    from rlcli.report.clock import compiling
 
-    with Compiling(lambda text: print(text, file=sys.stderr, flush=True)):
+    with compiling(lambda text: print(text, file=sys.stderr, flush=True)):
         yield
 
 

@@ -39,22 +39,7 @@ PART = 4096  # rows that are looked at together
 
 
 def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[Inspection]:
-    """Everything that can be looked into at a path.
-
-    Parameters
-    ----------
-    path : path
-        A run folder, a folder of segments, a buffer's dumps, rows that a storage kept, or a checkpoint.
-    trajectory : int, optional
-        Show the steps of this one too, by its id.
-
-    Raises
-    ------
-    ConfigError
-        There is nothing of ours here.
-    DamagedDataError, ResourceError
-        What is here is not as it was written, or of a run is gone; or the run has not saved anything.
-    """
+    """See `rlcli.inspect`; a path of a run, segments, a buffer's dumps, rows that a storage kept, or a checkpoint."""
     folder = Path(path)
     if not folder.exists():
         raise ConfigError("there is no such folder", where=str(folder), fix="rlcli ls runs lists the runs.")
@@ -202,7 +187,7 @@ def _one_of_frames(segments: SegmentReader, inspection: Inspection, wanted: int)
             fix=f"To count them: rlcli inspect {shlex.quote(str(segments.folder))}.",
         )
     place = {"segment": seen[0] if seen[0] == seen[-1] else [seen[0], seen[-1]]}
-    inspection.detail, inspection.rows = {"id": wanted, **steps.facts(), **place}, steps.rows()
+    inspection.detail, inspection.rows = {"id": wanted, **steps.facts(), **place}, steps.rows
 
 
 # ---- buffers -------------------------------------------------------------------------------------------------------
@@ -262,11 +247,8 @@ def _trajectories_of_buffer(ring: Ring, rows: np.ndarray) -> Trajectories:
     reward, done, terminated = (_by_row(ring, rows, key) for key in (REWARD, DONE, TERMINATED))
     for first, length in zip(table["row"].tolist(), table["length"].tolist(), strict=True):
         path = _path(ring, first, length)
-        last = path[-1]
-        over = bool(done[last])
-        summary.add(length, float(reward[path].sum()), "finished" if over else "open")
-        summary.terminated += over and bool(terminated[last])
-        summary.truncated += over and not terminated[last]
+        end = "finished" if done[path[-1]] else "open"
+        summary.add(length, float(reward[path].sum()), end, bool(terminated[path[-1]]))
     return summary
 
 
@@ -299,4 +281,4 @@ def _one_of_buffer(ring: Ring, inspection: Inspection, wanted: int) -> None:
     evicted = int(table["position"][newest])
     place = {"lane": int(table["lane"][newest]), "steps overwritten": evicted}
     inspection.detail = {"id": wanted, **steps.facts(), **place}
-    inspection.rows = steps.rows()
+    inspection.rows = steps.rows

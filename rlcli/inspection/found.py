@@ -101,14 +101,16 @@ class Trajectories:
         """Return the mean over finished ones."""
         return self.return_sum / self.finished if self.finished else math.nan
 
-    def add(self, length: int, total: float, end: str) -> None:
-        """Count one trajectory; `end` is "finished", "open" or "cut"."""
+    def add(self, length: int, total: float, end: str, terminated: bool = False) -> None:
+        """Count one trajectory; `end` is "finished" (`terminated` or truncated), "open" or "cut"."""
         setattr(self, end, getattr(self, end) + 1)
         self.frames += length
         self.shortest = length if self.shortest is None else min(self.shortest, length)
         self.longest = length if self.longest is None else max(self.longest, length)
         self.bins[bisect.bisect_right(BINS, length) - 1] += 1
         if end == "finished":
+            self.terminated += terminated
+            self.truncated += not terminated
             self.return_sum += total
             self.return_low = total if math.isnan(self.return_low) else min(self.return_low, total)
             self.return_high = total if math.isnan(self.return_high) else max(self.return_high, total)
@@ -151,9 +153,7 @@ class TrajectoryFollower:
             elif before is not None:
                 self.into.add(before[1], before[2], "cut")
             if done[stop - 1]:
-                self.into.add(length, total, "finished")
-                self.into.terminated += bool(terminated[stop - 1])
-                self.into.truncated += not terminated[stop - 1]
+                self.into.add(length, total, "finished", bool(terminated[stop - 1]))
             else:
                 self._open[lane] = name, length, total
         return len(stops)
@@ -169,10 +169,8 @@ class Steps:
     """Take the rows of one trajectory in time; keep the first and last ones, readable."""
 
     def __init__(self) -> None:
-        self.length, self.total = 0, 0.0
-        self._first: list[dict[str, Any]] = []
-        self._last: list[dict[str, Any]] = []
-        self._end = "open"
+        self.length, self.total, self._end = 0, 0.0, "open"
+        self.rows: list[dict[str, Any]] = []
 
     def add(self, rows: TensorDictBase) -> None:
         """Take the next rows `[n]`."""
@@ -180,10 +178,9 @@ class Steps:
         reward = rows.get(REWARD, None)
         if reward is not None:
             self.total += float(reward.sum())
-        for i in range(min(n, max(0, SHOWN - self.length))):
-            self._first.append(self._row(rows, i))
-        last = [self._row(rows, i) for i in range(max(0, n - SHOWN), n) if self.length + i >= SHOWN]
-        self._last = [*self._last, *last][-SHOWN:]
+        shown = (i for i in range(n) if self.length + i < SHOWN or i >= n - SHOWN)
+        self.rows += [self._row(rows, i) for i in shown]
+        self.rows = self.rows[:SHOWN] + self.rows[SHOWN:][-SHOWN:]
         flags = {"terminated": rows.get(TERMINATED, None), "truncated": rows.get(TRUNCATED, None)}
         self._end = next((name for name, x in flags.items() if x is not None and bool(x[-1].any())), "open")
         self.length += n
@@ -191,10 +188,6 @@ class Steps:
     def facts(self) -> dict[str, Any]:
         """Return length, return and kind of end."""
         return {"length": self.length, "return": self.total, "end": self._end}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the first steps and the last ones."""
-        return [*self._first, *self._last]
 
     def _row(self, rows: TensorDictBase, i: int) -> dict[str, Any]:
         row = {show(unravel(key)): _value(x[i]) for key, x in rows.items(include_nested=True, leaves_only=True)}

@@ -58,7 +58,7 @@ def _below(folder: Path) -> Iterator[FileCheck]:
 
 def _run(folder: Path, files: set[str]) -> Iterator[FileCheck]:
     """Check a run's own files as far as they can be read, and that nothing they prove is missing."""
-    from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY
+    from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY, read_run_file
     from rlcli.runs.folder import CHECKPOINTS, Run, nothing_saved
 
     if RUN not in files:
@@ -66,10 +66,9 @@ def _run(folder: Path, files: set[str]) -> Iterator[FileCheck]:
             yield FileCheck(folder / RUN, "damaged", "it is gone, and the run's other files are here")
         return
     run = Run(folder)
-    read = {RUN: lambda: run.info, CONFIG: lambda: run.config, SUMMARY: lambda: run.summary}
-    for name in read:
+    for name in (RUN, CONFIG, SUMMARY):
         try:
-            read[name]()
+            read_run_file(folder, name)
         except (DamagedDataError, ConfigError) as error:
             yield FileCheck(folder / name, "damaged", str(error.why))
             return

@@ -19,7 +19,7 @@ from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError
 from rlcli.jobs.statistics import adopt, learned_by_transforms
 from rlcli.keys import spell
-from rlcli.learning.update import Update, state_beside
+from rlcli.learning.update import StateBeside, Update
 from rlcli.modules import ActorCritic, EGreedyModule
 from rlcli.modules.actors import other_layers
 from rlcli.objectives.value.estimator import ValueEstimator
@@ -70,10 +70,10 @@ class InitPolicy(NamedTuple):
     def with_rest(self, update: Update, estimator: ValueEstimator | None) -> InitPolicy:
         """Copy what loss and value stage learn beside the networks, and let go of the checkpoint."""
         mine = {name: x for name, x in update.loss.named_parameters() if x.requires_grad}
-        beside = state_beside(update.loss, *update.loss.networks)
+        beside = StateBeside(update.loss, *update.loss.networks).state_dict()
         _copy({name: x for name, x in mine.items() if name in beside}, self.state.get("update", {}), "loss.")
         if estimator is not None:
-            own = state_beside(estimator, update.loss, *update.loss.networks)
+            own = StateBeside(estimator, update.loss, *update.loss.networks).state_dict()
             _copy(own, self.state.get("loop", {}).get("estimator", {}))
         return self._replace(state={})
 

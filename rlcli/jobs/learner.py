@@ -30,7 +30,7 @@ from rlcli.transforms.compose import by_name
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.jobs.init_policy import InitPolicy, InitRows
-    from rlcli.learning.evaluation import Evaluation, Played
+    from rlcli.learning.evaluation import Evaluation
     from rlcli.learning.update import Update
     from rlcli.objectives.value.estimator import ValueEstimator
     from rlcli.runs.checkpoint import Checkpoint
@@ -57,7 +57,7 @@ class Evaluator:
     _player: Collector | None = None  # of that env
     _waited: float = math.inf  # for the last one, in seconds; how long the first takes is not known
 
-    def __call__(self) -> Played | None:
+    def __call__(self) -> Evaluation | None:
         """Play episodes with the present weights; an error is a warning. None if asked to stop meanwhile."""
         episodes = self.episodes
         if self._waited > ANNOUNCED_FROM:
@@ -68,9 +68,9 @@ class Evaluator:
             with self.reporter.clock("evaluate"), random_streams.kept():
                 played = self._play()
         except Exception as error:  # of the env, or of a user's transform: what was learned is not lost for it
-            from rlcli.learning.evaluation import FailedEvaluation
+            from rlcli.learning.evaluation import Evaluation
 
-            failed = FailedEvaluation(str(error) if isinstance(error, RlcliError) else in_words(error))
+            failed = Evaluation(error=str(error) if isinstance(error, RlcliError) else in_words(error))
             self.reporter.warn("evaluation", f"an evaluation {failed}")
             return failed
         self._waited = time.monotonic() - began

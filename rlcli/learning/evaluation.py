@@ -32,17 +32,18 @@ PROGRESS_EVERY = 10.0  # seconds between lines of how far an evaluation is
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of episodes; `cut` of them did not end by themselves; `film_error`: why there is no film."""
+    """Returns and lengths of episodes, `cut` of them not ended by themselves; or the error that ended all of it."""
 
-    returns: np.ndarray
-    lengths: np.ndarray
+    returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     cut: int = 0
     infos: dict[int, dict[str, float]] = field(default_factory=dict, compare=False)
     outside: Bounds = field(default_factory=Bounds, compare=False)
-    film_error: Exception | None = field(default=None, compare=False)
+    film_error: Exception | None = field(default=None, compare=False)  # why there is no film
+    error: str | None = None  # the run that asked for it goes on
 
     def __str__(self) -> str:
-        return "; ".join(self.lines())
+        return "; ".join(self.lines()) if self.error is None else f"failed: {self.error}"
 
     def lines(self) -> list[str]:
         """Return sentences of the result, and of how it came about."""
@@ -64,6 +65,8 @@ class Evaluation:
         return {key: float(np.mean([info[key] for info in self.infos.values() if key in info])) for key in keys}
 
     def as_dict(self) -> dict:
+        if self.error is not None:
+            return {"error": self.error}
         return {
             "mean_return": float(self.returns.mean()),
             "std_return": float(self.returns.std()),
@@ -75,38 +78,21 @@ class Evaluation:
         }
 
     def figures(self) -> dict[str, float]:
+        if self.error is not None:
+            return {}
         figures = {"return": float(self.returns.mean()), "length": float(self.lengths.mean())}
         for key, x in self.means.items():
             figures["success_rate" if key == SUCCESS else f"info_{key}" if key in figures else key] = x
         return {f"eval_{name}": x for name, x in figures.items()}
 
 
-@dataclass(frozen=True)
-class FailedEvaluation:
-    """An evaluation that an error ended; the run that asked for it goes on."""
-
-    error: str
-
-    def __str__(self) -> str:
-        return f"failed: {self.error}"
-
-    def as_dict(self) -> dict:
-        return {"error": self.error}
-
-    def figures(self) -> dict[str, float]:
-        return {}
-
-
-Played = Evaluation | FailedEvaluation
-
-
 class PeriodicEvaluation:
     """Evaluate every so many frames by `play`, None where asked to stop; `improved`: the last was the `best`."""
 
-    def __init__(self, every: int, play: Callable[[], Played | None]) -> None:
+    def __init__(self, every: int, play: Callable[[], Evaluation | None]) -> None:
         self.every, self.play = every, play
         self._last = 0
-        self._last_played: Played | None = None  # of the last call of `after_batch`
+        self._last_played: Evaluation | None = None  # of the last call of `after_batch`
         self.best, self.improved = -math.inf, False
 
     def due(self, frames: int) -> bool:
@@ -124,7 +110,7 @@ class PeriodicEvaluation:
         self.best = figures["eval_return"] if self.improved else self.best
         return figures
 
-    def played_at(self, frames: int) -> Played | None:
+    def played_at(self, frames: int) -> Evaluation | None:
         """Return the evaluation at this many frames, if there was one."""
         return self._last_played if frames == self._last else None
 
@@ -170,41 +156,18 @@ def player(env: EnvBase, policy, *, deterministic: bool = True) -> Collector:
 
 
 def evaluate(
-    env: EnvBase,
-    policy,
-    episodes: int | None = None,
+    env: EnvBase,  # of batch size `(lanes,)`
+    policy,  # None plays random actions
+    episodes: int | None = None,  # one in every lane by default
     *,
     seed: int = EVALUATION_SEED,
-    deterministic: bool = True,
-    collector: Collector | None = None,
-    longest: int = LONGEST,
-    stop: Callable[[], bool] = lambda: False,
-    progress: Callable[[np.ndarray, int], None] = lambda returns, frames: None,
+    deterministic: bool = True,  # the mode of the policy's distribution, or a draw from it
+    collector: Collector | None = None,  # the `player`, if kept for several evaluations, which are cut off alike
+    longest: int = LONGEST,  # steps of an episode: an env may never end one
+    stop: Callable[[], bool] = lambda: False,  # asked before each step
+    progress: Callable[[np.ndarray, int], None] = lambda returns, frames: None,  # see `progress_lines`
 ) -> Evaluation | None:
-    """Play episodes in `evaluation_mode`; returns are of the env's own rewards, before any transform.
-
-    Parameters
-    ----------
-    env : EnvBase
-        Batch size `(lanes,)`.
-    policy : actor or None
-        None plays random actions.
-    episodes : int, optional
-        One in every lane by default.
-    seed : int
-        Of the episodes.
-    deterministic : bool
-        The mode of the policy's distribution, or a draw from it.
-    collector : Collector, optional
-        The `player` of this env and policy, where it is kept for several evaluations, which are cut off alike.
-    longest : int
-        Steps after which an episode is cut off: an env may never end one.
-    stop : callable
-        Asked before each step; when it says so, the evaluation is given up and None returned.
-    progress : callable
-        Called between batches with the returns of the episodes that have ended, and the frames that were played; see
-        `progress_lines`.
-    """
+    """Play episodes in `evaluation_mode`, None if stopped; returns are of the env's own rewards, before transforms."""
     n = env.batch_size.numel()
     episodes = n if episodes is None else episodes
     rounds = -(-episodes // n)

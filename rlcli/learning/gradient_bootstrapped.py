@@ -122,12 +122,6 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NUMBERS = (*INTEGERS, torch.float32, torch.float64)
 
 
-def float_rows(columns: Columns, key: Key) -> bool:
-    """Say whether there is such a column, float32 `[N, ...]` of one dim."""
-    x = columns.get(key)
-    return x is not None and x.ndim == 2 and x.dtype == torch.float32
-
-
 def one_number(x: Tensor) -> bool:
     """Say whether a column has one number a row."""
     return x.numel() == len(x)
@@ -166,7 +160,8 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
     if not all_of(flat, nets, *(() if loss.fixed_alpha else (loss.log_alpha,))):  # type: ignore[arg-type]
         return None
     read = (keys[0], under_next(keys[0]), action)
-    fits = all(float_rows(columns, k) for k in read) and plain_rows(loss, columns)
+    fits = all(k in columns and (columns[k].ndim, columns[k].dtype) == (2, torch.float32) for k in read)
+    fits = fits and plain_rows(loss, columns)
     if fits:  # the kernels take it for granted that loc, scale, bounds and actions are of one width
         wide, later, dims = (columns[k].shape[1] for k in read)
         widths = [net.widths for net in (*nets, *delayed)]  # type: ignore[union-attr]

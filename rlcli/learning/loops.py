@@ -79,12 +79,6 @@ class Hooks:
             clock.split("collect", of=seconds.total, env=seconds.env, policy=seconds.policy, store=store)
         return delivered
 
-    @contextlib.contextmanager
-    def valuing(self, rows: int) -> Iterator[None]:
-        """Time and measure the value stage of so many rows."""
-        with self.stage("values"), self.reporter.memory.values.of(rows) if self.reporter else contextlib.nullcontext():
-            yield
-
     # ---- between batches --------------------------------------------------------------------------------------
     def after_batch(self, loop: Loop, delivered: Delivered, batch: TensorDictBase) -> None:
         """Evaluate and report, when due, what was collected and learned since the last report."""
@@ -286,8 +280,9 @@ class OnPolicy(Loop):
 
     def value(self, batch: TensorDictBase) -> TensorDictBase:
         """Run the value stage, and count its rows."""
-        estimator = self.estimator
-        with self.hooks.valuing(batch.numel()):
+        estimator, reporter = self.estimator, self.hooks.reporter
+        measured = contextlib.nullcontext() if reporter is None else reporter.memory.values.of(batch.numel())
+        with self.hooks.stage("values"), measured:
             if self.device is not None:
                 from rlcli.data.next_obs import move
 

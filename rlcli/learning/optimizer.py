@@ -84,19 +84,12 @@ class FlatParameters:
     def bind(self) -> None:
         """Make every parameter and gradient a view again, keeping the values that the module has now."""
         current = [p for p in self.module.parameters() if p.requires_grad]
-        if len(current) != len(self.parameters):
-            raise ArgumentError(
-                "the trainable parameters changed after the update was built",
-                why=f"there were {len(self.parameters)}, now there are {len(current)}", fix="Build a new update",
-            )  # fmt: skip
-        if all(map(operator.is_, current, self.parameters)) and self.bound():
+        if len(current) == len(self.parameters) and all(map(operator.is_, current, self.parameters)) and self.bound():
             return
-        for old, new in zip(self.parameters, current, strict=True):
-            if old.shape != new.shape:
-                raise ArgumentError(
-                    "a parameter changed its shape after the update was built",
-                    why=f"{tuple(old.shape)} became {tuple(new.shape)}", fix="Build a new update",
-                )  # fmt: skip
+        before, now = ([tuple(p.shape) for p in parameters] for parameters in (self.parameters, current))
+        refuse(before != now, "the trainable parameters changed after the update was built",
+               why=f"there were {len(before)}, now there are {len(now)}" if len(before) != len(now) else
+               f"their shapes were {before}, now they are {now}", fix="Build a new update")  # fmt: skip
         self._take_in(current)
 
     def differentiate(self, outputs: Sequence[Tensor], grads: Sequence[Tensor] | None = None) -> None:

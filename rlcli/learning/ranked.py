@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlcli.collectors.finish import Ended
 from rlcli.errors import NumericsError
-from rlcli.learning.evaluation import FailedEvaluation, Played
+from rlcli.learning.evaluation import Evaluation
 from rlcli.learning.loops import Hooks
 from rlcli.learning.ranks import Ranks
 from rlcli.report.tally import ValueRows
@@ -78,9 +78,9 @@ class RankHooks(Hooks):
         return {**counted, **columns, "ends": ends}
 
 
-def played(ranks: Ranks, evaluate: Callable[[], Played | None]) -> Played:
+def played(ranks: Ranks, evaluate: Callable[[], Evaluation | None]) -> Evaluation:
     """Evaluate on rank 0 alone; an evaluation that was asked to stop is over, as it is for the others."""
-    return (None if ranks.rank else evaluate()) or FailedEvaluation("it was asked to stop")
+    return (None if ranks.rank else evaluate()) or Evaluation(error="it was asked to stop")
 
 
 @dataclass(eq=False, kw_only=True)

@@ -37,47 +37,21 @@ _FLOORS = {"minibatch": 1e-6, "batch": 1e-4}  # of the deviation, as loss and es
 
 
 class Ranks:
-    """Join what the ranks of a learner computed.
-
-    Parameters
-    ----------
-    rank, size : int
-        Which of how many this process is.
-    groups : mapping from "cpu" or "cuda" to torch.distributed.ProcessGroup
-        That of the CPU takes what no other does.
-    store : torch.distributed.Store
-        Where the ranks have met: those that wait for another say so there.
-    together : bool
-        All are on one machine, and see the run folder.
-
-    Attributes
-    ----------
-    lost, look : callable
-        Failure of a collective -> the error to raise: another rank has ended; raise, while it is waited for, where one
-        has, or where the run is to stop.
-    say : callable
-        Take, on rank 0, a sentence on a rank that stands still.
-    end : callable
-        End the other ranks, and wait until they have saved what is theirs.
-    average : {"minibatch", "batch"} or None
-        The rows, of all ranks, that advantages are normalised over.
-    calls : Counter
-        How often ranks met, by "step", "epoch", "batch", "values", "report" and "save".
-    work, meeting : float
-        Seconds of a step at best: what a rank does by itself, and what it takes to add up the gradients.
-    """
+    """Join what the `size` ranks of a learner computed; `together`: on one machine, so all see the run folder."""
 
     def __init__(self, rank: int, size: int, groups: Mapping[str, Any], store: Any, together: bool = True) -> None:
-        self.rank, self.size = rank, size
-        self.lost: Callable[[Exception], Exception] = lambda error: error
-        self.look: Callable[[], object] = lambda: None
-        self.say: Callable[[str], object] = watchdog.say
-        self.end: Callable[[], object] = lambda: None
-        self.average: str | None = None
-        self.calls, self.work, self.meeting = Counter[str](), math.inf, math.inf
-        self._then: float | None = None
-        self.store, self.together = store, together
-        self._groups, self._names = groups, list[Any]()
+        self.rank, self.size, self.together = rank, size, together
+        self.store = store  # torch's, where the ranks have met: those that wait for another say so there
+        self._groups = groups  # "cpu" or "cuda" -> torch's group of processes; the CPU's takes what no other does
+        self.lost: Callable[[Exception], Exception] = lambda error: error  # of a collective -> another rank has ended
+        self.look: Callable[[], object] = lambda: None  # while one is waited for: raises if it ended, or to stop
+        self.say: Callable[[str], object] = watchdog.say  # on rank 0, that another stands still
+        self.end: Callable[[], object] = lambda: None  # the other ranks; waits until they have saved what is theirs
+        self.average: str | None = None  # rows of all ranks that advantages are normalised over: "minibatch", "batch"
+        self.calls = Counter[str]()  # how often ranks met, by the keys of `_OF`
+        # seconds of a step at best: what a rank does by itself, and what it takes to add up the gradients
+        self.work, self.meeting, self._then = math.inf, math.inf, math.nan
+        self._names: list[Any] = []
 
     def join(self, loss: Any, estimator: Any = None) -> None:
         """Take over, from a loss and an estimator, what is a number of all ranks' rows: they must not do it alone."""
@@ -105,8 +79,7 @@ class Ranks:
             grad.zero_()
         self.add("step", flat.reduced)
         now = time.perf_counter()
-        if self._then is not None:
-            self.work = min(self.work, began - self._then)
+        self.work = min(self.work, began - self._then)  # the first is NaN, and never less
         self.meeting, self._then = min(self.meeting, now - began), now
         flat.reduced.div_(riders[0].clone())
         means = riders[1 : len(self._names) + 1]

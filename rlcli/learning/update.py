@@ -139,7 +139,7 @@ class Update:
             enough = self.target_kl is not None and mean(self._means.epoch("kl_approx")) > self.target_kl
             self._means.next_epoch()
             self._passes += 1
-        kl = mean(self._means.last_epoch("kl"))  # read here, once a batch, where nobody asked before
+        kl = mean(self._means.epoch("kl", closed=True))  # read here, once a batch, where nobody asked before
         self.step.count(self._means.skips())
         self.loss.after_batch(kl)
 
@@ -156,7 +156,7 @@ class Update:
             captured = self.graphs.of(gradient, minibatch, self.ranks is not None)
             if captured is not None:
                 row, errors = captured.on(minibatch)
-                self._means.add_row(row, captured.names)
+                self._means.add((captured.names, row))
                 return errors
         figures = gradient(minibatch) if gradient and minibatch else {}  # other ranks may have more
         errors = figures.pop(TD_ERROR, None)
@@ -251,31 +251,26 @@ class StateBeside:
     """Save and load the state of a module without what others hold."""
 
     def __init__(self, module: nn.Module, *others: nn.Module) -> None:
-        self._modules = module, *others
+        self._module, self._others = module, others
 
     def state_dict(self) -> dict[str, Any]:
-        return state_beside(*self._modules)
+        """Return the state without the same tensors, and extra state of the same modules."""
+        tensors = {id(x) for other in self._others for x in other.state_dict(keep_vars=True).values()}
+        parts = {id(part) for other in self._others for part in other.modules()}
+        named = self._module.named_modules(remove_duplicate=False)
+        extra = {f"{name}.{EXTRA}".removeprefix("."): id(part) for name, part in named}
+        state = {}
+        for name, x in self._module.state_dict(keep_vars=True).items():
+            if extra[name] not in parts if name in extra else id(x) not in tensors:
+                state[name] = x.detach() if isinstance(x, Tensor) else x
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave; raise KeyError if the module holds other things."""
-        module, present = self._modules[0], state_beside(*self._modules)
+        module, present = self._module, self.state_dict()
         if state.keys() != present.keys():
             raise KeyError(f"the saved {type(module).__name__} holds {sorted(state)}, this one {sorted(present)}")
         module.load_state_dict(dict(state), strict=False)
-
-
-def state_beside(module: nn.Module, *others: nn.Module) -> dict[str, Any]:
-    """Return a module's state without what others hold: the same tensors, extra state of the same modules."""
-    tensors = {id(x) for other in others for x in other.state_dict(keep_vars=True).values()}
-    parts = {id(part) for other in others for part in other.modules()}
-    extra = {
-        f"{name}.{EXTRA}" if name else EXTRA: id(part) for name, part in module.named_modules(remove_duplicate=False)
-    }
-    state = {}
-    for name, x in module.state_dict(keep_vars=True).items():
-        if extra[name] not in parts if name in extra else id(x) not in tensors:
-            state[name] = x.detach() if isinstance(x, Tensor) else x
-    return state
 
 
 EXTRA = "_extra_state"  # what torch calls that of `get_extra_state`
@@ -297,22 +292,14 @@ class Means:
     _unread: Unread = field(default_factory=list)
     _ordered: list[tuple[Unread, Callable[[], Tensor] | None]] = field(default_factory=list)  # and their numbers
 
-    def add(self, figures: Mapping[str, float | Tensor]) -> None:
+    def add(self, figures: Mapping[str, float | Tensor] | tuple[Sequence[str], Tensor]) -> None:
+        """Add figures by their names, or names and one tensor `[len(names)]` in which they lie."""
         self._unread.append(figures)
 
-    def add_row(self, row: Tensor, names: Sequence[str]) -> None:
-        """Add figures that lie in one tensor `[len(names)]`."""
-        self._unread.append((names, row))
-
-    def epoch(self, name: str) -> list[float]:
-        """Return a figure in every minibatch of the running epoch."""
+    def epoch(self, name: str, *, closed: bool = False) -> list[float]:
+        """Return a figure in every minibatch of the running epoch, or of the one that was closed last."""
         self._read()
-        return self._epoch.get(name, [])
-
-    def last_epoch(self, name: str) -> list[float]:
-        """Return a figure in every minibatch of the epoch that was closed last."""
-        self._read()
-        return self._last.get(name, [])
+        return (self._last if closed else self._epoch).get(name, [])
 
     def skips(self, late: bool = False) -> list[float]:
         """Return, once, which steps were skipped, of those that nobody saw; `late`: as far as they are here."""

@@ -4,18 +4,18 @@ Every nanosecond since the start is charged to the innermost open stage, so noth
 nothing is lost: what no stage claims is "other". Integers, not floats, so that "exactly" needs no tolerance.
 It does not wait for a GPU: work queued there is charged to the stage that later waits for it.
 
-`Compiling` charges what is compiled within the first call of something: numba's kernels, once for each version of rlcli
+`compiling` charges what is compiled within the first call of something: numba's kernels, once for each version of rlcli
 (later runs find them in numba's cache), and losses by `torch.compile` (`optim.compile`), in every process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
 
 from rlcli.imports import COMPILER, forget, when_compiler_is_loaded
 
@@ -205,63 +205,42 @@ _WORDS = {
 }
 
 
-@dataclass(eq=False)
-class Compiling:
+@contextlib.contextmanager
+def compiling(say: Callable[[str], object], clock: Clock | None = None) -> Iterator[None]:
     """Say once what this thread compiles in this context, and charge the time to a stage of `clock`."""
+    from numba.core import event  # half a second, but for whoever opens this, kernels follow
 
-    say: Callable[[str], object]
-    clock: Clock | None = None
-    _said: set[str] = field(default_factory=set)
-    _resume: Callable[[], None] | None = None
-    _thread: int = field(default_factory=threading.get_ident)
-    _depth: int = 0
-    _torch: Any = None  # its compiler's callbacks, once that is there
+    thread, said = threading.get_ident(), set[str]()
+    ends: list[Callable[[], object]] = []  # of what is compiled now
 
-    def __enter__(self) -> Compiling:
-        from numba.core import event  # half a second, but for whoever opens this, kernels follow
-
-        self._event = event
-        event.Listener.register(Compiling)  # by what it does: a base class would load numba with this file
-        event.register("numba:compile", self)
-        when_compiler_is_loaded(self._follow_torch)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._event.unregister("numba:compile", self)
-        forget(self._follow_torch)
-        if self._torch is not None:
-            self._torch.remove_start_callback(self._torch_begins)
-            self._torch.remove_end_callback(self._leave)
-
-    def _follow_torch(self) -> None:
-        self._torch = import_module(f"{COMPILER}.callback").callback_handler
-        self._torch.register_start_callback(self._torch_begins)
-        self._torch.register_end_callback(self._leave)
-
-    def notify(self, event) -> None:
-        """Take numba's event at either end of a compilation."""
-        if event.is_start:
-            self._enter("numba")
-        elif event.is_end:
-            self._leave()
-
-    def _torch_begins(self, *args: object) -> None:
-        self._enter("torch.compile")
-
-    def _enter(self, who: str) -> None:
-        if threading.get_ident() != self._thread:
+    def begin(who: str) -> None:
+        if threading.get_ident() != thread:
             return
-        self._depth += 1
-        if self._depth > 1:
-            return
-        self._resume = None if self.clock is None else self.clock.interrupt(COMPILE)
-        if who not in self._said:
-            self._said.add(who)
-            self.say(_WORDS[who])
+        outermost = not ends
+        ends.append(clock.interrupt(COMPILE) if outermost and clock is not None else lambda: None)
+        if outermost and who not in said:
+            said.add(who)
+            say(_WORDS[who])
 
-    def _leave(self, *args: object) -> None:
-        if threading.get_ident() != self._thread or not self._depth:
-            return
-        self._depth -= 1
-        if not self._depth and self._resume is not None:
-            self._resume()
+    def end(*args: object) -> None:
+        if threading.get_ident() == thread and ends:
+            ends.pop()()
+
+    class Kernels(event.Listener):
+        def on_start(self, event: object) -> None:
+            begin("numba")
+
+        def on_end(self, event: object) -> None:
+            end()
+
+    def follow_torch() -> None:
+        compiler, start = import_module(f"{COMPILER}.callback").callback_handler, lambda *args: begin("torch.compile")
+        compiler.register_start_callback(start)
+        compiler.register_end_callback(end)
+        stack.callback(compiler.remove_start_callback, start)
+        stack.callback(compiler.remove_end_callback, end)
+
+    with contextlib.ExitStack() as stack, event.install_listener("numba:compile", Kernels()):
+        stack.callback(forget, follow_torch)
+        when_compiler_is_loaded(follow_torch)
+        yield

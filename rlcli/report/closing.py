@@ -7,15 +7,15 @@ result, what it took and what to type next.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.config.run_files import SUMMARY, write_whole
-from rlcli.errors import unwritable
 from rlcli.report import figures
 from rlcli.report.clock import COMPILE
 from rlcli.report.figures import Table, key_cell, shape_cell, wrapped
+from rlcli.report.metrics import unwritable
 from rlcli.report.tally import WINDOW
 from rlcli.report.view import BACKWARD, VALUES, measured_rows
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # reading a summary must not wait for rich
 
 REPORT = "report.md"
 
+Rows = Iterable[Sequence[str]]  # of a table
 _LABELS = 12  # columns of the labels on a terminal
 _FIGURES = {
     "return": f"mean return of the last {WINDOW} episodes",
@@ -68,7 +69,10 @@ def write(folder: Path | str, summary: Mapping) -> None:
 
 def to_markdown(summary: Mapping) -> str:
     parts = [f"# {_title(summary)}\n"]
-    for title, table in _tables(summary):
+    for title, columns, rows in _tables(summary):
+        table = Table(columns)
+        for row in rows:
+            table.add(*row)
         parts += [f"## {title}\n", *table.to_markdown(), ""]
     body = "\n".join(parts)
     parts += ["## Terms\n", *(f"- {term}: {meaning}" for term, meaning in _TERMS.items() if term in body), ""]
@@ -213,120 +217,106 @@ def _title(summary: Mapping) -> str:
     return f"{name}: {summary['status']} at {frames} in {figures.duration(spent['seconds'])}"
 
 
-def _tables(summary: Mapping) -> Iterator[tuple[str, Table]]:
-    yield "Learning", _learning_table(summary["learning"])
+def _tables(summary: Mapping) -> Iterator[tuple[str, list[str], Rows]]:
+    """Yield titles, columns and rows."""
+    yield "Learning", ["figure", "last"], _learned(summary["learning"])
     if summary.get("boundary_rows") is not None:
-        yield "Rows", _rows_table(summary)
-    if summary.get("evaluation"):
-        yield "Evaluation", _evaluation_table(summary["evaluation"])
-    yield "Throughput", _throughput_table(summary["throughput"])
-    if summary.get("workers"):
-        yield "Workers", _workers_table(summary["workers"])
+        yield "Rows", ["rows", "count", "%"], _counts(summary)
+    if played := summary.get("evaluation"):
+        yield "Evaluation", ["figure", "value"], _evaluated(played)
+    yield "Throughput", ["stage", "seconds", "%", "frames/s"], _stages(summary["throughput"])
+    if those := summary.get("workers"):
+        columns = ["worker", "envs", "frames collected", "largest lag", "restarts", "lost frames"]
+        yield "Workers", columns, map(_worker, range(len(those)), those)
     if summary.get("late_batches"):
-        yield "Late batches", _late_table(summary)
-    yield "Memory", _memory_table(summary["memory"])
-    if summary.get("delta"):
-        yield "Differences", _delta_table(summary["delta"])
+        late = (figures.count(summary[name]) for name in ("late_batches", "dropped_frames"))
+        columns = ["batches", "count", "frames skipped"]
+        yield "Late batches", columns, [("further behind than `weights.max_lag`", *late)]
+    columns = ["key", "shape", "dtype", "bytes/frame", "held", "peak", "saved"]
+    yield "Memory", columns, _held_rows(summary["memory"])
+    if coded := summary.get("delta"):
+        columns = ["key", "as", "bytes/frame", "largest", "max error", "bound", "stored in full"]
+        yield "Differences", columns, _differences(coded)
 
 
-def _learning_table(learning: Mapping) -> Table:
-    table = Table(["figure", "last"])
-    infos = {f"info: {key}": x for key, x in learning.get("info", {}).items()}
-    for name, value in {**learning, **infos}.items():
-        if name == "info":
-            continue
-        table.add(name if name in infos else _FIGURES.get(name, name.replace("_", " ")), figures.number(value))
-    return table
+def _learned(learning: Mapping) -> Rows:
+    for name, value in learning.items():
+        if name != "info":
+            yield _FIGURES.get(name, name.replace("_", " ")), figures.number(value)
+    yield from _infos(learning)
 
 
-def _rows_table(summary: Mapping) -> Table:
-    """Return rows at ends, and those without a next observation in the value stage, where there can be any."""
+def _infos(results: Mapping) -> Rows:
+    return ((f"info: {key}", figures.number(x)) for key, x in results.get("info", {}).items())
+
+
+def _counts(summary: Mapping) -> Rows:
+    """Yield rows at ends, and those without a next observation in the value stage, where there can be any."""
     named = {
         "ends of episodes and batches": ("boundary_rows", "frames"),
         "V(s) in place of V(s')": ("approximated", "valued_rows"),
         "dropped": ("dropped", "valued_rows"),
     }
-    table = Table(["rows", "count", "%"])
     for label, (name, of) in named.items():
         if (count := summary.get(name)) is not None and (of == "frames" or summary[of]):
-            table.add(label, figures.count(count), f"{100 * count / max(summary[of], 1):.2f}")
-    return table
+            yield label, figures.count(count), f"{100 * count / max(summary[of], 1):.2f}"
 
 
-def _evaluation_table(played: Mapping) -> Table:
-    table = Table(["figure", "value"])
+def _evaluated(played: Mapping) -> Rows:
     if "error" in played:
-        table.add("failed", played["error"])
-        return table
+        yield "failed", played["error"]
+        return
     returns, lengths = played["returns"], played["lengths"]
-    table.add("episodes", figures.count(len(returns)))
+    yield "episodes", figures.count(len(returns))
     rows = {"mean return": played["mean_return"], "std return": played["std_return"]}
     if returns:
         mean = sum(lengths) / len(lengths)
         rows |= {"lowest return": min(returns), "highest return": max(returns), "mean length": mean}
     if played.get("success_rate") is not None:
         rows["success rate"] = played["success_rate"]
-    rows |= {f"info: {key}": value for key, value in played.get("info", {}).items()}
-    for name, value in rows.items():
-        table.add(name, figures.number(value))
-    return table
+    yield from ((name, figures.number(value)) for name, value in rows.items())
+    yield from _infos(played)
 
 
-def _throughput_table(spent: Mapping) -> Table:
-    table, whole = Table(["stage", "seconds", "%", "frames/s"]), spent["seconds"]
+def _stages(spent: Mapping) -> Rows:
+    whole = spent["seconds"]
     for name, stage in spent["stages"].items():
-        table.add(name, f"{stage['seconds']:.2f}", figures.share(stage["seconds"], whole))
-        for part, seconds in stage["parts"].items():
-            table.add(f"{name}: {part}", f"{seconds:.2f}", figures.share(seconds, whole))
-    table.add("all", f"{whole:.2f}", "100", figures.rate(spent["frames_per_second"]))
+        for part, seconds in {name: stage["seconds"], **{f"{name}: {x}": s for x, s in stage["parts"].items()}}.items():
+            yield part, f"{seconds:.2f}", figures.share(seconds, whole)
+    yield "all", f"{whole:.2f}", "100", figures.rate(spent["frames_per_second"])
     if once := _seconds(spent, COMPILE):
         left = whole - once
-        table.add(f"without {COMPILE}", f"{left:.2f}", figures.share(left, whole), _pace(spent))
-    return table
+        yield f"without {COMPILE}", f"{left:.2f}", figures.share(left, whole), _pace(spent)
 
 
-def _workers_table(those: Sequence[Mapping]) -> Table:
-    table = Table(["worker", "envs", "frames collected", "largest lag", "restarts", "lost frames"])
-    for number, worker in enumerate(those):
-        first, last = worker["first_lane"], worker["first_lane"] + worker["lanes"] - 1
-        lag = figures.NOTHING if worker["largest_lag"] is None else figures.count(worker["largest_lag"])
-        counts = (figures.count(worker[name]) for name in ("restarts", "lost_frames"))
-        envs = str(first) if first == last else f"{first} to {last}"
-        table.add(str(number), envs, figures.count(worker["frames"]), lag, *counts)
-    return table
+def _worker(number: int, worker: Mapping) -> Sequence[str]:
+    first, last = worker["first_lane"], worker["first_lane"] + worker["lanes"] - 1
+    lag = figures.NOTHING if worker["largest_lag"] is None else figures.count(worker["largest_lag"])
+    counts = (figures.count(worker[name]) for name in ("restarts", "lost_frames"))
+    envs = str(first) if first == last else f"{first} to {last}"
+    return str(number), envs, figures.count(worker["frames"]), lag, *counts
 
 
-def _late_table(summary: Mapping) -> Table:
-    table = Table(["batches", "count", "frames skipped"])
-    row = (summary[name] for name in ("late_batches", "dropped_frames"))
-    table.add("further behind than `weights.max_lag`", *map(figures.count, row))
-    return table
-
-
-def _memory_table(ledger: Mapping) -> Table:
-    table = Table(["key", "shape", "dtype", "bytes/frame", "held", "peak", "saved"])
+def _held_rows(ledger: Mapping) -> Rows:
     for component, total in ledger["components"].items():
         for entry in ledger["entries"]:
             if entry["component"] == component:
                 key = key_cell(entry["key"], entry["note"])
-                table.add(key, shape_cell(entry["shape"]), entry["dtype"], *_held(entry))
-        table.add(f"= {component}", "", "", *_held(total))
+                yield key, shape_cell(entry["shape"]), entry["dtype"], *_held(entry)
+        yield f"= {component}", "", "", *_held(total)
     for row in measured_rows(ledger):
         now = "" if row.now is None else figures.size(row.now)
         peak = figures.size(row.peak) if row.peak is not None or row.now is None else ""
-        table.add(row.label, "", "", "", now, peak, "" if row.saved is None else figures.size(row.saved))
-    return table
+        yield row.label, "", "", "", now, peak, "" if row.saved is None else figures.size(row.saved)
 
 
-def _delta_table(coded: Mapping) -> Table:
-    """Return the precision that `next_obs=delta` cost: measured on every row, and its bound."""
-    table = Table(["key", "as", "bytes/frame", "largest", "max error", "bound", "stored in full"])
+def _differences(coded: Mapping) -> Rows:
+    """Yield the precision that `next_obs=delta` cost: measured on every row, and its bound."""
     for key, seen in coded.items():
         stored, full = seen["bytes_a_row"], seen["full_bytes_a_row"]
         errors = (f"{seen['max_error']:.2g}", f"{seen['bound']:.2g}")
         kept = figures.count(seen.get("kept", 0))
-        table.add(key, seen["codec"], f"{stored} of {full}", figures.number(seen["max_change"]), *errors, kept)
-    return table
+        yield key, seen["codec"], f"{stored} of {full}", figures.number(seen["max_change"]), *errors, kept
 
 
 def _held(entry: Mapping) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console
 from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType
@@ -34,24 +34,8 @@ _LABEL, _QUIET, _STRONG, _GOOD, _WARN = "cyan", "dim", "bold", "green", "yellow"
 Block = list[Text]  # lines; laid out by hand, since tables within tables took rich 6 ms a frame, and this takes 1
 
 
-def render(snapshot: Snapshot) -> RenderableType:
-    """Return the view as a rich renderable that fits any width from about 40 columns."""
-    return _Screen(snapshot)
-
-
-class _Screen:
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = _fitted(self._snapshot, options.max_width, options.max_height)
-        screen = Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
-        screen.no_wrap, screen.overflow = True, "ellipsis"
-        yield screen
-
-
-def _fitted(snapshot: Snapshot, width: int, height: int) -> Block:
-    """Return all lines, or without the least figures where they are more than the screen has."""
+def render(snapshot: Snapshot, width: int, height: int) -> Block:
+    """Return the view's lines for any width from about 40 columns; without the least figures if the screen is low."""
     lines = _lines(snapshot, width)
     if len(lines) > height:
         learning = {name: x for name, x in snapshot.learning.items() if name not in LEAST}
@@ -206,19 +190,22 @@ class LiveView(View):
             if self._live is None:
                 self._live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
                 self._live.start()
-            self._erase_wrapped(snapshot)
-            self._live.update(render(snapshot), refresh=True)
+            width, height = self.console.size
+            lines = render(snapshot, width, height)
+            self._erase_wrapped(width, height)
+            self._drawn = [min(line.cell_len, width) for line in lines[:height]]
+            screen = Text("\n").join(lines)
+            screen.no_wrap, screen.overflow = True, "ellipsis"
+            self._live.update(screen, refresh=True)
         ended = self._now()
         self._next = ended + max(self._every, 100 * (ended - began))  # a slow terminal may not cost over 1 %
 
-    def _erase_wrapped(self, snapshot: Snapshot) -> None:
+    def _erase_wrapped(self, width: int, height: int) -> None:
         """Erase the lines that a screen drawn in a wider terminal has been wrapped into."""
-        width, height = self.console.size
         wrapped = sum(max(-(-cells // width) - 1, 0) for cells in self._drawn)
         if wrapped:  # the drawing goes up over as many lines as it drew; they are more by now
             erased = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * min(wrapped, height - 1)
             self.console.control(Control(ControlType.CARRIAGE_RETURN, *erased))
-        self._drawn = [min(line.cell_len, width) for line in _fitted(snapshot, width, height)[:height]]
 
     def say(self, text: str) -> None:
         with self._hang_up_is_quiet():

@@ -240,6 +240,15 @@ def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
 
 
 @contextlib.contextmanager
+def unwritable(what: str, where: object, fix: str | None = None) -> Iterator[None]:
+    """Turn what the system refuses in here into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(what, where=str(where), why=error.strerror or str(error), fix=fix) from error
+
+
+@contextlib.contextmanager
 def written(path: Path, needed: int = 0) -> Iterator[None]:
     """Turn what the system says of a file of figures into an error of ours; `needed` bytes were to be written."""
     try:

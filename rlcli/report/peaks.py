@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,34 +68,24 @@ class LargestPeak:
     device: torch.device = CPU
     cuda: Any = torch.cuda
     bytes: int | None = None
-    _rows: int = 0
     _largest: int = 0
-    _live: LiveBytes | None = None
 
-    def of(self, rows: int) -> LargestPeak:
-        self._rows = rows
-        return self
-
-    def __enter__(self) -> LargestPeak:
-        if self._rows > self._largest:
-            if self.device.type == "cuda":
-                self.cuda.reset_peak_memory_stats(self.device)
-            else:
-                self._live = LiveBytes()
-                self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._rows <= self._largest:
+    @contextlib.contextmanager
+    def of(self, rows: int) -> Iterator[None]:
+        """Measure what is done in here on so many rows, if it is the largest and comes to an end."""
+        if rows <= self._largest:
+            yield
             return
-        live, self._live = self._live, None
-        if live is not None:
-            live.__exit__(*error)
-        if error[0] is not None:
-            return
-        cuda, device = self.cuda, self.device
-        peak = live.peak - live.now if live else cuda.max_memory_allocated(device) - cuda.memory_allocated(device)
-        self.bytes, self._largest = max(self.bytes or 0, peak), self._rows
+        device, cuda = self.device, self.cuda
+        if device.type == "cuda":
+            cuda.reset_peak_memory_stats(device)
+            yield
+            peak = cuda.max_memory_allocated(device) - cuda.memory_allocated(device)
+        else:
+            with LiveBytes() as live:
+                yield
+            peak = live.peak - live.now
+        self.bytes, self._largest = max(self.bytes or 0, peak), rows
 
 
 def device_peaks(device: torch.device, by_stage: dict[str, int], cuda: Any = torch.cuda) -> Callable[[str], None]:

@@ -16,7 +16,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -25,13 +24,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tensordict import TensorDictBase
 
 from rlcli.config.run_files import EPISODES, METRICS
-from rlcli.keys import DONE, OBSERVATION, REWARD, Key
-from rlcli.report.clock import OTHER, Clock, Compiling, Spent
+from rlcli.keys import DONE, REWARD
+from rlcli.report.clock import OTHER, Clock, Spent, compiling
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport
 from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
 from rlcli.report.tally import Figure, Tally
-from rlcli.report.view import EVALUATION, Snapshot, View, shown
+from rlcli.report.view import EVALUATION, Facts, Snapshot, View, shown
 from rlcli.report.workers import Workers
 from rlcli.vec_envs.vec_env import SUCCESS
 
@@ -40,20 +39,6 @@ if TYPE_CHECKING:
     from rlcli.report.events import Logger
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Facts known before a run starts; `next_obs` is "full", "compact", "exact" or "delta", `title` recipe or verb."""
-
-    title: str
-    env: str
-    total_frames: int
-    seed: int | None = None
-    obs_keys: Sequence[Key] = (OBSERVATION,)
-    next_obs: str = ""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    info_keys: Sequence[str] = ()
 
 
 class Reporter:
@@ -84,7 +69,7 @@ class Reporter:
         )
         self._episode_log = None if self.folder is None else EpisodeLog(self.folder / EPISODES, facts.info_keys)
         self._next_ledger = 0.0
-        self._compiling = Compiling(self.say, self.clock)
+        self._compiling = compiling(self.say, self.clock)
 
     def start(self, *lines: str) -> None:
         """Print `lines`, start the clock, show the empty view."""
@@ -173,11 +158,8 @@ class Reporter:
         facts, tally, episodes = self.facts, self.tally, self.tally.episodes
         infos = episodes.infos
         return Snapshot(
-            title=facts.title,
-            env=facts.env,
-            seed=facts.seed,
+            **vars(facts),
             frames=tally.frames,
-            total_frames=facts.total_frames,
             elapsed=self.clock.elapsed(),
             spent=self.clock.total(),
             memory=self.memory.rows(),
@@ -222,7 +204,7 @@ class Reporter:
         self._compiling.__enter__()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Any) -> None:
         """Give the terminal and the files back, whatever happened; says nothing."""
         self._compiling.__exit__(*exc)
         self._view.close()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import SupportsFloat
 
-from rlcli.keys import Key, delta_key, kept_key, scale_key, show, under_next
+from rlcli.keys import OBSERVATION, Key, delta_key, kept_key, scale_key, show, under_next
 from rlcli.report.clock import Spent
 from rlcli.report.ledger import ROLLOUT, Ledger
 
@@ -56,14 +56,24 @@ class WorkerRow:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """State of a run between two batches: means over the last finished episodes, None before the first."""
+class Facts:
+    """Facts known before a run starts; `next_obs` is "full", "compact", "exact" or "delta", `title` recipe or verb."""
 
     title: str = "run"
     env: str = ""
-    seed: int | None = None
-    frames: int = 0
     total_frames: int = 0
+    seed: int | None = None
+    obs_keys: Sequence[Key] = (OBSERVATION,)
+    next_obs: str = ""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    info_keys: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Snapshot(Facts):
+    """State of a run between two batches: means over the last finished episodes, None before the first."""
+
+    frames: int = 0
     elapsed: float = 0.0
     spent: Spent = field(default_factory=lambda: Spent(0))
     memory: Sequence[MemoryRow] = ()

@@ -186,13 +186,7 @@ def gone_before(loaded: Checkpoint) -> str | None:
 
 
 def load(path: Path | str, rank: int = 0, ranks: int = 1) -> Checkpoint:
-    """One checkpoint, verified; with what another `rank` of so many saved in place of what rank 0 has of its own.
-
-    Raises
-    ------
-    DamagedDataError
-        A file is missing, cut, grown or altered.
-    """
+    """Return a checkpoint, verified; with what another `rank` of so many saved in place of what rank 0 has alone."""
     path = Path(path)
     manifest = read_manifest(path)
     parts = FOLDERS.parts(manifest)

@@ -32,9 +32,9 @@ from rlcli.config import registry
 from rlcli.config.problem import spell
 from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
 from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
-from rlcli.errors import ConfigError, DamagedDataError, ResourceError, unwritable
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.processes.lock import hold, let_go
-from rlcli.report.metrics import read_metrics
+from rlcli.report.metrics import read_metrics, unwritable
 from rlcli.runs.provenance import git_state, versions
 
 ROOT = "runs"

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from rlcli.config import registry
 from rlcli.config.run_files import RUN, SWEEP, write_whole
-from rlcli.errors import ConfigError, DamagedDataError, ResourceError, unwritable
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.processes.lock import hold, let_go
+from rlcli.report.metrics import unwritable
 from rlcli.runs.folder import OUTPUT, Run, claim_new
 from rlcli.runs.provenance import decides_bits, versions
 from rlcli.typed import Misfit, read_json

@@ -37,7 +37,7 @@ class Terminal(io.StringIO):
 
 def drawn(snapshot: Snapshot, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False, markup=False)
-    console.print(render(snapshot))
+    console.print(*render(snapshot, *console.size), sep="\n", no_wrap=True, overflow="ellipsis")
     return console.file.getvalue().rstrip("\n").split("\n")
 
 
