@@ -45,11 +45,9 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     check_imports(run)
     cfg = _in_its_folder(run, as_resumed(verb, run.config, overrides, where=str(run.path / "config.json")))
     serve_as_rank(cfg)
-    if isinstance(cfg, Config):
-        with resumed_run(run) as stop:
-            return TrainingRun(_go_on(run, cfg, overrides, stop, force).path)
     with resumed_run(run) as stop:
-        return _go_on(run, cfg, overrides, stop, force)
+        run = _go_on(run, cfg, overrides, stop, force)
+    return TrainingRun(run.path) if isinstance(cfg, Config) else run
 
 
 def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
