@@ -177,23 +177,17 @@ def evaluate(
 def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | None:
     """Return a collecting run's policy (None: random actions); its saved statistics go into `env`."""
     folder = run.path / KEPT
-    if cfg.policy.kind == "random":
-        return None
     if checkpoint.FOLDERS.paths(folder):
-        found = checkpoint.load_latest(folder)
-        return _restored(cfg, env, found)
-    if isinstance(cfg.policy, CheckpointOptions):
-        found = _asked_for(cfg, cfg.policy.path)
-        policy = _restored(cfg, env, found)
-        statistics = {"engine": {"transforms": learned_by_transforms(found.state)}}
-        state: dict[str, Any] = {KEPT: found.state["policy"], "collector": statistics}
-        config = found.manifest["config"]
-    else:
-        built = build_policy(cfg, env)
-        assert built is not None
-        policy, config = built, to_dict(cfg)
-        state = {KEPT: dict(policy.state_dict())}
+        return _restored(cfg, env, checkpoint.load_latest(folder))
+    found = _asked_for(cfg, cfg.policy.path) if isinstance(cfg.policy, CheckpointOptions) else None
+    policy = build_policy(cfg, env) if found is None else _restored(cfg, env, found)
+    if policy is None:
+        return None
+    state: dict[str, Any] = {KEPT: dict(policy.state_dict())}
+    if found is not None:
+        state["collector"] = {"engine": {"transforms": learned_by_transforms(found.state)}}
     note_new(run, f"{KEPT}/checkpoint_*/*", f"{KEPT}/checkpoint_*", KEPT)
+    config = to_dict(cfg) if found is None else found.manifest["config"]
     # whether weights are finite is for the collector to say, in its own words
     checkpoint.save(folder, state, number=0, config=config, may_be_infinite=tuple(state))
     return policy

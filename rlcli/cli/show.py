@@ -12,6 +12,7 @@ from typing import Any
 from rlcli.cli.flags import looked_at
 from rlcli.cli.job import print_cfg
 from rlcli.cli.main import announced, loading
+from rlcli.cli.run_table import aligned
 from rlcli.config.option import held, value_at
 from rlcli.config.problem import spell
 from rlcli.config.recipes import choice_file, lineage
@@ -68,10 +69,7 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
     cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
     with loading():
         from rlcli.build.plan import faces
-    rows = [dataclasses.astuple(face) for face in faces(cfg)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        print(*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3], sep="  ")
+    print(*aligned([dataclasses.astuple(face) for face in faces(cfg)], ()), sep="\n")
 
 
 def _print_why(ready: Any) -> None:
