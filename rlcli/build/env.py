@@ -15,7 +15,7 @@ import torch
 from rlcli import transforms
 from rlcli.build.ranks import first_lane
 from rlcli.config import registry
-from rlcli.config.choices.collect import AtariConfig, AtariOptions, EnvOptions, GymOptions
+from rlcli.config.choices.collect import AtariOptions, EnvOptions, GymOptions
 from rlcli.config.guard import check_env_ids
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
@@ -158,12 +158,6 @@ def _makers(cfg: EnvOptions, lanes: int, offset: int) -> list[partial[GymEnv]]:
     return [partial(GymEnv, configured(cfg, offset + lane), **options) for lane in range(lanes)]
 
 
-def set_stickiness(settings: dict[str, Any], options: AtariConfig) -> None:
-    """Put the probability of repeated actions among the settings of an Atari game, where the options name one."""
-    if options.sticky_actions is not None:
-        settings["repeat_action_probability"] = options.sticky_actions
-
-
 # ---- single envs ---------------------------------------------------------------------------------------------------
 _INDEX = re.compile(r"\{(?:(\d+)\+)?index\}")
 
@@ -194,8 +188,8 @@ def configured(cfg: EnvOptions, index: int = 0) -> GymRecipe:
             cfg.atari.grayscale
         ):  # the observation, which the preprocessing does not read, costs a tenth of a step in colours
             settings.setdefault("obs_type", "grayscale")
-        set_stickiness(settings, cfg.atari)
         a = cfg.atari
+        settings |= {} if a.sticky_actions is None else {"repeat_action_probability": a.sticky_actions}
         frames = {
             "noop_max": a.noop_max, "frame_skip": a.frame_skip, "screen_size": a.screen_size,
             "terminal_on_life_loss": a.terminal_on_life_loss, "grayscale_obs": a.grayscale,
@@ -251,7 +245,7 @@ def _native(cfg: EnvOptions, lanes: int) -> EnvBase:
             "frameskip": a.frame_skip, "noop_max": a.noop_max, "episodic_life": a.terminal_on_life_loss,
             "reward_clipping": False, "use_fire_reset": a.fire_reset,
         }  # fmt: skip
-        set_stickiness(kwargs, a)
+        kwargs |= {} if a.sticky_actions is None else {"repeat_action_probability": a.sticky_actions}
     set_limit(kwargs, cfg.max_episode_steps)
     return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, settings=kwargs)
 
