@@ -71,9 +71,7 @@ def build_buffer(
 def clear_rows(folder: Path) -> None:
     """Remove the rows of a resumed run's earlier session, what names them first: its checkpoint holds what counts."""
     from rlcli.data.files.disk import Disk
-    from rlcli.data.files.journal import JOURNAL, need_free
 
-    need_free(folder / JOURNAL)  # a copy of the run may be writing
     for path in (path for pattern in ROWS for path in folder.glob(pattern)):
         Disk().remove(path)
 
@@ -95,7 +93,10 @@ def build_storage(cfg: Config, run: Run, rows: RowSchema) -> Storage:
         own = f"{BUFFER}_{rank}" if (rank := rank_of(cfg)) else BUFFER
         folder = run.path / own
         if s.scratch_dir is not None:  # where runs of one name, in several folders, lie side by side
+            from rlcli.data.files.journal import JOURNAL, need_free
+
             folder = Path(s.scratch_dir) / f"{run.path.name}_{run.info['id'][:8]}"
+            need_free(folder / JOURNAL)  # a copy of the run may be writing
         if run.checkpoints:  # it is resumed; a new run is refused by the storage where rows are
             clear_rows(folder)
         if s.scratch_dir is None and not folder.exists():  # else it is not the run's own
