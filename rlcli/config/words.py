@@ -145,28 +145,16 @@ def unreadable(text: str, recipes: Collection[str] = ()) -> Problem:
 
 
 def _as_elsewhere(value: str) -> Iterator[str]:
-    """The spellings of a value that was written as in Python, or as in a recipe."""
-    try:
-        found = ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
-    else:
+    """The spellings of a value that was written as in Python, or as in a recipe: `[Wrapper: {...}]`."""
+    import yaml
+
+    for read_as, text in ((ast.literal_eval, value), (yaml.safe_load, re.sub(r":\s*", ": ", value))):
+        try:
+            found = None if set(text) & set("&*") else read_as(text)  # YAML's aliases grow without bound
+        except (ValueError, SyntaxError, MemoryError, RecursionError, yaml.YAMLError):
+            continue
         if isinstance(found, list | tuple | dict):
             yield spell(found)
-    if value[:1] == "[" and value[-1:] == "]":  # `[Wrapper: {...}]`, which YAML takes
-        parts = [re.sub(r"^\s*(\w+\s*:.*)$", r"{\1}", part, flags=re.S) for part in _split(value[1:-1])]
-        yield f"[{','.join(parts)}]"
-
-
-def _split(text: str) -> list[str]:
-    """Return the parts of a list, cut at its own commas."""
-    parts = [""]
-    for character in text:
-        if character == "," and _depth(parts[-1], end=True) == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def _shown(text: str) -> str:
