@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from rlcli.cli.flags import looked_at
@@ -113,13 +114,7 @@ def _sources(ready: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"recipe {name}", ready.contents[name]
     for item in ready.checked:
         if item.key == "recipe" or item.key not in ready.job.choices:
-            yield "command line", _nested(item.key, item.values[0])
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
+            yield "command line", reduce(lambda x, part: {part: x}, reversed(item.key.split(".")), item.values[0])
 
 
 def plan(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
