@@ -65,7 +65,10 @@ def each(
         elif override.package is not None:
             yield Problem(f"{text!r}: a group cannot be moved with @", f"write {override.key_or_group}=...")
         elif override.type == OverrideType.DEL:
-            yield _deleted(schema, override.key_or_group, text)
+            leaf, fix = find(schema, override.key_or_group), f"give it another value: {override.key_or_group}=..."
+            if leaf is not None and leaf.is_free:
+                fix = f"write {leaf.key}={{}} and what is to stay"
+            yield Problem(f"{text!r}: a key cannot be deleted", fix)
         else:
             yield _as_meant(schema, override)
 
@@ -164,14 +167,6 @@ def _shown(text: str) -> str:
 def key_of(text: str) -> str:
     """Return the key that a word sets: of `+env.kwargs.a=1` that is `env.kwargs.a`."""
     return text.partition("=")[0].strip().lstrip("+~")
-
-
-def _deleted(schema: type, key: str, text: str) -> Problem:
-    """Return the sentence for a word that takes a key away, which Hydra can and no verb of ours does."""
-    leaf, fix = find(schema, key), f"give it another value: {key}=..."
-    if leaf is not None and leaf.is_free:
-        fix = f"write {leaf.key}={{}} and what is to stay"
-    return Problem(f"{text!r}: a key cannot be deleted", fix)
 
 
 def several(schema: type, override: Override, fix: str) -> Problem:
