@@ -61,10 +61,9 @@ def _write(collection: Collection) -> None:
                 _batches(collection, writer)
             finally:
                 frames = writer.frames
-    except StoppedSafely:
-        raise
     except RlcliError as error:
-        if frames and (folder / JOURNAL).is_file():  # somebody may have taken the folder away
+        on_disk = frames and (folder / JOURNAL).is_file()  # somebody may have taken the folder away
+        if on_disk and not isinstance(error, StoppedSafely):
             error.fix = with_command(error.fix, f"{frames:,} frames are on disk; resume with", collection.run)
         raise
 
