@@ -71,9 +71,7 @@ def build_buffer(
 def clear_rows(folder: Path) -> None:
     """Remove the rows of a resumed run's earlier session, what names them first: its checkpoint holds what counts."""
     from rlcli.data.files.disk import Disk
-    from rlcli.data.files.journal import JOURNAL, need_free
 
-    need_free(folder / JOURNAL)  # a copy of the run may be writing
     for path in (path for pattern in ROWS for path in folder.glob(pattern)):
         Disk().remove(path)
 
@@ -95,7 +93,10 @@ def build_storage(cfg: Config, run: Run, rows: RowSchema) -> Storage:
         own = f"{BUFFER}_{rank}" if (rank := rank_of(cfg)) else BUFFER
         folder = run.path / own
         if s.scratch_dir is not None:  # where runs of one name, in several folders, lie side by side
+            from rlcli.data.files.journal import JOURNAL, need_free
+
             folder = Path(s.scratch_dir) / f"{run.path.name}_{run.info['id'][:8]}"
+            need_free(folder / JOURNAL)  # a copy of the run may be writing
         if run.checkpoints:  # it is resumed; a new run is refused by the storage where rows are
             clear_rows(folder)
         if s.scratch_dir is None and not folder.exists():  # else it is not the run's own
@@ -107,20 +108,15 @@ def build_storage(cfg: Config, run: Run, rows: RowSchema) -> Storage:
 def load_buffer_compiler(cfg: Config) -> None:
     """Compile the buffer's kernels on four rows: half a second that would fall into the first batch."""
     from rlcli.data import buffer as buffers
-    from rlcli.data import samplers
     from rlcli.data.storages import LazyTensorStorage
 
     one, no = torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.bool)
     following = {"observation": one, "reward": one, "done": no, "terminated": no, "truncated": no}
     rows = TensorDict({"observation": one, "action": one, "next": following}, [4])
-    sampler: Sampler = samplers.RandomSampler(seed=0)
-    slices = draws(cfg) == "slices"
-    if by_priority(cfg) and slices:
-        sampler = samplers.PrioritizedSliceSampler(8, 0.6, 0.4, slice_len=2, burn_in=1, seed=0)
-    elif by_priority(cfg):
-        sampler = samplers.PrioritizedSampler(8, 0.6, 0.4, seed=0)
-    elif slices:
-        sampler = samplers.SliceSampler(slice_len=2, burn_in=1, seed=0)
+    slices, by = draws(cfg) == "slices", by_priority(cfg)
+    name = "_".join(["prioritized"] * by + ["slice"] * slices) or "random"
+    options = {"slice_len": 2, "burn_in": 1} if slices else {}
+    sampler: Sampler = registry.find("sampler", name)(*[8, 0.6, 0.4] * by, **options, seed=0)
     mode = of_buffer(cfg.memory.next_obs)
     kind: Any = buffers.TensorDictReplayBuffer if sampler.has_priorities else buffers.ReplayBuffer
     buffer = kind(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2, next_obs=mode)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rlcli import keys
 from rlcli.build.algorithm import build_policy
 from rlcli.build.collector import build_collector, devices, serve_as_rank, settled_device
 from rlcli.build.env import build_env, env_of_run
@@ -25,18 +26,6 @@ from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.next_obs import modes
 from rlcli.jobs.collection import Collection, fill
-from rlcli.keys import (
-    DONE,
-    REWARD,
-    SAMPLE_LOG_PROB,
-    TERMINATED,
-    TRAJ_IDS,
-    TRUNCATED,
-    Key,
-    as_tuple,
-    under_next,
-    unravel,
-)
 from rlcli.modules import ActorCritic
 from rlcli.planning.forecast import Learning, expected
 from rlcli.report.peaks import ProcessPeak
@@ -78,7 +67,7 @@ def collection_of(
     torch.set_num_threads(threads)
     env = env_of_run(cfg, first=first.take())
     policy = acting_policy(cfg, env, run)
-    observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
+    observed = [keys.unravel(key) for key in env.full_observation_spec.keys(True, True)]
     if (fill_value := as_choice(CompactOptions, cfg.memory).fill_value) is not None:
         for key in observed:
             fill_for(key, env.full_observation_spec[key].dtype, fill_value)
@@ -91,7 +80,7 @@ def collection_of(
     }  # fmt: skip
     kind |= {"compressed": True} if cfg.memory.compress else {}
     if modes.KEEPS[cfg.memory.next_obs] == modes.NONE:
-        kind |= {"fill_value": fill_value, "observations": [list(as_tuple(key)) for key in observed]}
+        kind |= {"fill_value": fill_value, "observations": [list(keys.as_tuple(key)) for key in observed]}
     versions = surroundings(threads, devices(cfg).values(), registry.imported)
     return Collection(
         run, stop, collector, policy, reporter, kind=kind, max_replay_steps=cfg.run.max_replay_steps,
@@ -113,9 +102,10 @@ def collector_alone(cfg: CollectConfig) -> Iterator[BaseCollector]:
             collector.shutdown()
 
 
-def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | None) -> list[Key]:
+def stored_keys(cfg: CollectConfig, observed: list[keys.Key], policy: ActorCritic | None) -> list[keys.Key]:
     """Return observations, actions, rewards, ends and ids; others of the policy only if `memory.keep` names them."""
-    keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
-    keep += [SAMPLE_LOG_PROB] if policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ()) else []
-    keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
-    return [*keep, *map(unravel, cfg.memory.keep)]
+    keep: list[keys.Key] = [*observed, *(keys.under_next(key) for key in observed), "action"]
+    written = () if policy is None else getattr(policy.actor, "out_keys", ())
+    keep += [keys.SAMPLE_LOG_PROB] * (keys.SAMPLE_LOG_PROB in written)
+    keep += [keys.REWARD, keys.DONE, keys.TERMINATED, keys.TRUNCATED, keys.TRAJ_IDS]
+    return [*keep, *map(keys.unravel, cfg.memory.keep)]

@@ -19,17 +19,7 @@ from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.collectors.options import AHEAD, FIELDS
 from rlcli.collectors.schema import RowSchema
-from rlcli.config.choices.collect import (
-    BatchOptions,
-    DeltaOptions,
-    DistributedOptions,
-    ElsewhereOptions,
-    ExactOptions,
-    MultiSyncOptions,
-    RayOptions,
-    UsersPolicyOptions,
-)
-from rlcli.config.choices.learn import StoredSliceOptions
+from rlcli.config.choices import collect, learn
 from rlcli.config.installed import accelerator
 from rlcli.config.option import as_choice
 from rlcli.config.schemas import CollectConfig, Config, draws, is_off_policy
@@ -52,7 +42,7 @@ def build_collector(
     cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
 ) -> BaseCollector:
     """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
-    c, p, places = cfg.collector, as_choice(UsersPolicyOptions, cfg.policy), devices(cfg)
+    c, p, places = cfg.collector, as_choice(collect.UsersPolicyOptions, cfg.policy), devices(cfg)
     actor: Any = None if policy is None else policy.actor
     graph.use(cfg.device.graphs)
     if actor is None:
@@ -76,12 +66,12 @@ def build_collector(
         return Collector(env, actor, **options)
     from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
 
-    if isinstance(c, RayOptions):
+    if isinstance(c, collect.RayOptions):
         with random_streams.kept():
             width = Collector(env, actor, **options).schema.width
         frames = c.frames_per_batch + cfg.env.num  # to whole steps
         options["ray_init_config"] = ray_cluster(c, width * frames * (1 if c.sync else AHEAD * len(shares(cfg))))
-    several = as_choice(MultiSyncOptions, c)
+    several = as_choice(collect.MultiSyncOptions, c)
     if cfg.device.policy_device is None and places["policy_device"] is not None:
         options["policy_device"] = torch.device("cpu")  # each would have a context of its own on a GPU
     start_method = None if several.start_method == "auto" else several.start_method
@@ -92,7 +82,7 @@ def build_collector(
     ]
     together: dict[str, Any] = {"cat_results": 0}
     apart: dict[str, Any] = {"max_lag": cfg.weights.max_lag, "on_lag": cfg.weights.on_lag}
-    if isinstance(c, ElsewhereOptions):
+    if isinstance(c, collect.ElsewhereOptions):
         options |= {**(together if c.sync else apart), "sync": c.sync, "timeout": c.timeout}
         return elsewhere(c, makers, actor, options)
     if c.kind == "multi_sync":
@@ -111,7 +101,7 @@ def serve_as_rank(cfg: CollectConfig) -> None:
         from rlcli.jobs.ranks import serve_torchrun
 
         serve_torchrun(size, TRAIN_AS_RANK)
-    if not isinstance(c, DistributedOptions):
+    if not isinstance(c, collect.DistributedOptions):
         return
     from rlcli.collectors.distributed.launch import REMOTE, SERVE, Peer, check_backend, torchrun
 
@@ -122,32 +112,32 @@ def serve_as_rank(cfg: CollectConfig) -> None:
         sys.exit(0)
 
 
-def ray_cluster(c: RayOptions, ordered: int) -> dict[str, Any]:
+def ray_cluster(c: collect.RayOptions, ordered: int) -> dict[str, Any]:
     """Return where Ray's cluster is; one on this machine has a store for the bytes of all that is `ordered`."""
     if c.address or os.environ.get("RAY_ADDRESS", "local") != "local":
         return {"address": c.address} if c.address else {}
     return {"object_store_memory": ordered} if ordered > _RAYS_SHARE * free_memory()[0] else {}
 
 
-def elsewhere(c: ElsewhereOptions, makers: Sequence[Any], actor: Any, options: dict[str, Any]) -> BaseCollector:
+def elsewhere(c: collect.ElsewhereOptions, makers: Sequence[Any], actor: Any, options: dict[str, Any]) -> BaseCollector:
     """Return a collector whose workers are, or could be, on other machines."""
     from rlcli.collectors import distributed
 
     options.pop("start_method")
-    if isinstance(c, RayOptions):
+    if isinstance(c, collect.RayOptions):
         names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
         resources = {names[name]: amount for name, amount in c.resources.items() if name in names}
         others = {name: amount for name, amount in c.resources.items() if name not in names}
         wants = {**resources, "resources": others}
         return distributed.RayCollector(makers, actor, remote_configs=wants, **options)
-    assert isinstance(c, DistributedOptions)
+    assert isinstance(c, collect.DistributedOptions)
     options |= {"backend": c.backend, "launcher": c.launcher, "slurm_kwargs": c.slurm}
     return distributed.DistributedCollector(makers, actor, **options)
 
 
 def differences(cfg: CollectConfig) -> dict[str, Any]:
     """Return how differences of next observations are stored, where they are."""
-    m = as_choice(DeltaOptions, cfg.memory)
+    m = as_choice(collect.DeltaOptions, cfg.memory)
     return {"delta_dtype": getattr(torch, m.delta_dtype), "on_overflow": m.on_overflow}
 
 
@@ -161,17 +151,17 @@ def state_stride(cfg: CollectConfig) -> int:
     if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones; shared buffers take all
         return 1
     whole = draws(cfg) == "batch"
-    return (as_choice(StoredSliceOptions, cfg.sampler).slice_len or c.frames_per_batch) if whole else SLICED
+    return (as_choice(learn.StoredSliceOptions, cfg.sampler).slice_len or c.frames_per_batch) if whole else SLICED
 
 
 def in_this_process(cfg: CollectConfig) -> CollectConfig:
     """Return the same run without workers."""
-    return dataclasses.replace(cfg, collector=as_choice(BatchOptions, cfg.collector, kind="sync"))
+    return dataclasses.replace(cfg, collector=as_choice(collect.BatchOptions, cfg.collector, kind="sync"))
 
 
 def shares(cfg: CollectConfig) -> list[range]:
     """Return the lanes of each worker, neighbours together; none where this process collects."""
-    c, asked = cfg.collector, as_choice(MultiSyncOptions, cfg.collector).num_workers
+    c, asked = cfg.collector, as_choice(collect.MultiSyncOptions, cfg.collector).num_workers
     if c.kind == "sync":
         return []
     if c.kind == "async":
@@ -194,7 +184,7 @@ def shares_meanwhile(cfg: CollectConfig) -> list[range]:
 
 def slices_of(cfg: Config) -> tuple[int, int]:
     """Return number and length of a sample's slices; what is not given follows from the batch size."""
-    s = as_choice(StoredSliceOptions, cfg.sampler)
+    s = as_choice(learn.StoredSliceOptions, cfg.sampler)
     length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
     return s.num_slices or s.batch_size // length, length
 
@@ -202,7 +192,7 @@ def slices_of(cfg: Config) -> tuple[int, int]:
 def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
     """Return observations stored as their newest frame, and the frames in a stack; transformed ones are not."""
     frames, memory = cfg.env.frame_stack, cfg.memory
-    whole = as_choice(ExactOptions, memory).frame_stack != "auto"
+    whole = as_choice(collect.ExactOptions, memory).frame_stack != "auto"
     if frames is None or frames < 2 or whole or KEEPS[memory.next_obs] != SHARED:
         return {}
     stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -15,7 +15,7 @@ import torch
 from rlcli import transforms
 from rlcli.build.ranks import first_lane
 from rlcli.config import registry
-from rlcli.config.choices.collect import AtariConfig, AtariOptions, EnvOptions, GymOptions
+from rlcli.config.choices.collect import AtariOptions, EnvOptions, GymOptions
 from rlcli.config.guard import check_env_ids
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
@@ -55,8 +55,7 @@ def build_env(
     elif wants_native(cfg, lanes):
         base = _native(cfg, lanes)
     else:
-        pace = Pace(cfg.id, lanes, key, first)
-        base = SerialEnv(lanes, [partial(pace.another, make) for make in _makers(cfg, lanes, offset)])
+        base = SerialEnv(lanes, paced(_makers(cfg, lanes, offset), cfg.id, key, first))
     base.vec_env.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     if cfg.info_keys:
         base.vec_env.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
@@ -159,12 +158,6 @@ def _makers(cfg: EnvOptions, lanes: int, offset: int) -> list[partial[GymEnv]]:
     return [partial(GymEnv, configured(cfg, offset + lane), **options) for lane in range(lanes)]
 
 
-def set_stickiness(settings: dict[str, Any], options: AtariConfig) -> None:
-    """Put the probability of repeated actions among the settings of an Atari game, where the options name one."""
-    if options.sticky_actions is not None:
-        settings["repeat_action_probability"] = options.sticky_actions
-
-
 # ---- single envs ---------------------------------------------------------------------------------------------------
 _INDEX = re.compile(r"\{(?:(\d+)\+)?index\}")
 
@@ -195,8 +188,8 @@ def configured(cfg: EnvOptions, index: int = 0) -> GymRecipe:
             cfg.atari.grayscale
         ):  # the observation, which the preprocessing does not read, costs a tenth of a step in colours
             settings.setdefault("obs_type", "grayscale")
-        set_stickiness(settings, cfg.atari)
         a = cfg.atari
+        settings |= {} if a.sticky_actions is None else {"repeat_action_probability": a.sticky_actions}
         frames = {
             "noop_max": a.noop_max, "frame_skip": a.frame_skip, "screen_size": a.screen_size,
             "terminal_on_life_loss": a.terminal_on_life_loss, "grayscale_obs": a.grayscale,
@@ -252,7 +245,7 @@ def _native(cfg: EnvOptions, lanes: int) -> EnvBase:
             "frameskip": a.frame_skip, "noop_max": a.noop_max, "episodic_life": a.terminal_on_life_loss,
             "reward_clipping": False, "use_fire_reset": a.fire_reset,
         }  # fmt: skip
-        set_stickiness(kwargs, a)
+        kwargs |= {} if a.sticky_actions is None else {"repeat_action_probability": a.sticky_actions}
     set_limit(kwargs, cfg.max_episode_steps)
     return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, settings=kwargs)
 
@@ -298,46 +291,34 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
 
 
 # ---- how long it takes -------------------------------------------------------------------------------------------
-@dataclasses.dataclass(eq=False)
-class Pace:
-    """Make `count` (from `key`) envs in turn, or take the `first`; watch how long it takes, and whether they fit."""
+def paced(makers: Sequence[partial[GymEnv]], name: str, key: str, first: GymEnv | None) -> list[Callable[[], GymEnv]]:
+    """Return what makes each env in turn, the first may be there, says how long it takes, and refuses too many."""
+    count, began, held = len(makers), time.monotonic(), process_memory()[0]
+    looked = False
 
-    name: str
-    count: int
-    key: str
-    first: GymEnv | None
-    made: int = 0
-    looked: bool = False
-    began: float = dataclasses.field(default_factory=time.monotonic)
-    held: int = dataclasses.field(default_factory=lambda: process_memory()[0])
-
-    def another(self, make: partial[GymEnv]) -> GymEnv:
-        """Make one more; raise ResourceError if the rest would not fit into memory."""
-        spent = time.monotonic() - self.began
-        if not self.looked and self.made and spent > SURE_AFTER:
-            self.looked = True
-            self._look(spent)
-        first, self.first = self.first, None
-        self.made += 1
-        try:
-            return make() if first is None else first
-        except EnvError as error:
-            beside(self.made - 1, error)
-            raise
-
-    def _look(self, spent: float) -> None:
-        left = self.count - self.made
-        now = process_memory()[0]
-        needed, free = (now - self.held) // self.made * left, free_memory()[0] - now
+    def look(made: int, spent: float) -> None:
+        nonlocal looked
+        looked, left, now = True, count - made, process_memory()[0]
+        needed, free = (now - held) // made * left, free_memory()[0] - now
         if needed > free:
             raise ResourceError(
-                f"{self.count:,} envs do not fit into memory", where=f"{self.key}, {self.name}",
-                why=f"the first {self.made:,} took {size(now - self.held)}, so the others would take about "
-                f"{size(needed)}, and {size(max(free, 0))} are free", fix=f"Use a smaller {self.key}.",
+                f"{count:,} envs do not fit into memory", where=f"{key}, {name}",
+                why=f"the first {made:,} took {size(now - held)}, so the others would take about {size(needed)}, and "
+                f"{size(max(free, 0))} are free", fix=f"Use a smaller {key}.",
             )  # fmt: skip
-        seconds = spent / self.made * left
-        if seconds > WORTH_A_WORD:
-            played = "run.eval_envs=1 makes one, run.eval_episodes=0 none; "
-            fewer = played if self.key == "run.eval_envs" else ""
-            notice = f"making {self.count:,} envs of {self.name}: {fewer}about {seconds:.0f} s more ..."
-            print(notice, file=sys.stderr)
+        if (seconds := spent / made * left) > WORTH_A_WORD:
+            fewer = "run.eval_envs=1 makes one, run.eval_episodes=0 none; " if key == "run.eval_envs" else ""
+            print(f"making {count:,} envs of {name}: {fewer}about {seconds:.0f} s more ...", file=sys.stderr)
+
+    def another(made: int) -> GymEnv:
+        nonlocal first
+        if made and not looked and (spent := time.monotonic() - began) > SURE_AFTER:
+            look(made, spent)
+        taken, first = first, None
+        try:
+            return makers[made]() if taken is None else taken
+        except EnvError as error:
+            beside(made, error)
+            raise
+
+    return [partial(another, lane) for lane in range(count)]

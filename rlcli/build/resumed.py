@@ -20,8 +20,7 @@ from rlcli.build.collector import devices, serve_as_rank
 from rlcli.build.policy import cores_to_spare
 from rlcli.build.trained_run import TrainingRun, check_imports
 from rlcli.config import registry
-from rlcli.config.choices.learn import ClipPPOOptions
-from rlcli.config.option import as_choice, changed
+from rlcli.config.option import changed
 from rlcli.config.resolved import from_dict, settings, to_dict
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.validate import as_resumed
@@ -45,11 +44,9 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     check_imports(run)
     cfg = _in_its_folder(run, as_resumed(verb, run.config, overrides, where=str(run.path / "config.json")))
     serve_as_rank(cfg)
-    if isinstance(cfg, Config):
-        with resumed_run(run) as stop:
-            return TrainingRun(_go_on(run, cfg, overrides, stop, force).path)
     with resumed_run(run) as stop:
-        return _go_on(run, cfg, overrides, stop, force)
+        run = _go_on(run, cfg, overrides, stop, force)
+    return TrainingRun(run.path) if isinstance(cfg, Config) else run
 
 
 def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
@@ -246,15 +243,8 @@ def changes(run: Run, cfg: CollectConfig, frames: int, sealed: Mapping[str, Any]
     if set(breaking.get("env.mode", ("native",))) <= {"serial", "parallel"}:
         breaking.pop("env.mode")  # the same frames
     harmless = {key: pair for key, pair in {**different, **around}.items() if key not in breaking}
-    return Changes(frames, harmless, breaking, now, list(overrides), _scheduled(cfg))
-
-
-def _scheduled(cfg: CollectConfig) -> list[str]:
-    """Return the keys that make a number follow the share of `total_frames` that is done."""
-    if not isinstance(cfg, Config):
-        return []
-    read = {"optim.anneal_lr": cfg.optim.anneal_lr, "loss.anneal_clip": as_choice(ClipPPOOptions, cfg.loss).anneal_clip}
-    return [key for key, reads in read.items() if reads]
+    scheduled = [key for key in ("optim.anneal_lr", "loss.anneal_clip") if after.get(key)]
+    return Changes(frames, harmless, breaking, now, list(overrides), scheduled)
 
 
 def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:

@@ -30,7 +30,7 @@ from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.jobs.statistics import adopt, learned_by_transforms
 from rlcli.modules import ActorCritic
 from rlcli.runs import checkpoint, random_streams
-from rlcli.runs.checkpoint import Checkpoint, newest
+from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import Run, note_new, open_run
 from rlcli.runs.session import released
 
@@ -86,12 +86,12 @@ def _gym_env(e: EnvOptions, **kwargs: Any) -> Any:
 
 def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
     """Return the newest or the named checkpoint of a training run (`RUN:best`, `RUN:FRAMES`), and its own config."""
-    kept = checkpoint.named(path)
-    run = open_run(Path(path) if kept is None else kept.parents[1])
-    if run.info.get("verb") != "train":
-        raise ConfigError("only training runs hold a policy", where=str(path))
-    check_imports(run)
-    saved = newest(run) if kept is None else checkpoint.load(kept)
+    kept = checkpoint.named(path) or Path(path)
+    one = (kept / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
+    run = kept.resolve().parents[1] if one else kept
+    if not one or (run / RUN).exists():
+        check_imports(open_run(run))
+    saved = checkpoint.asked_for(str(path))
     return saved, config_of(saved.manifest["config"])
 
 
@@ -177,23 +177,17 @@ def evaluate(
 def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | None:
     """Return a collecting run's policy (None: random actions); its saved statistics go into `env`."""
     folder = run.path / KEPT
-    if cfg.policy.kind == "random":
-        return None
     if checkpoint.FOLDERS.paths(folder):
-        found = checkpoint.load_latest(folder)
-        return _restored(cfg, env, found)
-    if isinstance(cfg.policy, CheckpointOptions):
-        found = _asked_for(cfg, cfg.policy.path)
-        policy = _restored(cfg, env, found)
-        statistics = {"engine": {"transforms": learned_by_transforms(found.state)}}
-        state: dict[str, Any] = {KEPT: found.state["policy"], "collector": statistics}
-        config = found.manifest["config"]
-    else:
-        built = build_policy(cfg, env)
-        assert built is not None
-        policy, config = built, to_dict(cfg)
-        state = {KEPT: dict(policy.state_dict())}
+        return _restored(cfg, env, checkpoint.load_latest(folder))
+    found = _asked_for(cfg, cfg.policy.path) if isinstance(cfg.policy, CheckpointOptions) else None
+    policy = build_policy(cfg, env) if found is None else _restored(cfg, env, found)
+    if policy is None:
+        return None
+    state: dict[str, Any] = {KEPT: dict(policy.state_dict())}
+    if found is not None:
+        state["collector"] = {"engine": {"transforms": learned_by_transforms(found.state)}}
     note_new(run, f"{KEPT}/checkpoint_*/*", f"{KEPT}/checkpoint_*", KEPT)
+    config = to_dict(cfg) if found is None else found.manifest["config"]
     # whether weights are finite is for the collector to say, in its own words
     checkpoint.save(folder, state, number=0, config=config, may_be_infinite=tuple(state))
     return policy
@@ -229,13 +223,7 @@ def _restored(cfg: CollectConfig, env: EnvBase, found: Checkpoint) -> ActorCriti
 def _asked_for(cfg: CollectConfig, asked: str | None) -> Checkpoint:
     """Return the checkpoint that `policy.path` names, or the newest of the run that it names."""
     assert asked is not None
-    path = checkpoint.named(asked) or Path(asked)
-    one = (path / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
-    trained = path.resolve().parents[1] if one else path
-    if not one or (trained / RUN).exists():
-        check_imports(open_run(trained))
-    state = checkpoint.asked_for(asked)
-    learned = config_of(state.manifest["config"])
+    state, learned = trained(asked)
     its, here, table = settings(learned), settings(cfg), leaves(type(learned))
     other = {  # as they are typed: its own, and the one here
         key.removesuffix(".kind"): (spell(value), spell(here.get(key, table[key].default)))

@@ -40,7 +40,6 @@ def _report() -> Iterator[str]:
         yield f"  {old}"
     yield "machine"
     yield from _machine()
-    yield from _kernels()
     yield "devices"
     yield from _devices()
     yield "extras"
@@ -52,6 +51,8 @@ def _report() -> Iterator[str]:
 
 def _machine() -> Iterator[str]:
     import psutil
+
+    from rlcli.kernels.compiled import damaged
 
     gib = 2**30
     (free, total), bounds = free_memory(), "".join(f"; {who}: {size(limit)}" for _, limit, who in limits() if who)
@@ -67,11 +68,6 @@ def _machine() -> Iterator[str]:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         yield f"  {'open files':<24} {soft} (at most {hard})"
     yield f"  {'sbatch':<24} {shutil.which('sbatch') or 'not found: no jobs of SLURM from here'}"
-
-
-def _kernels() -> Iterator[str]:
-    from rlcli.kernels.compiled import damaged
-
     if files := damaged():
         yield f"  {'compiled kernels':<24} {len(files)} damaged, compiled anew by the run that needs them: {files[0]}"
 

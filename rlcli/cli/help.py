@@ -105,15 +105,12 @@ def other_defaults(leaf: Leaf) -> list[tuple[str, str]]:
     return [(value, ", ".join(names)) for value, names in _set_by_choices().get(leaf.key, {}).items()]
 
 
-def print_help(verb: str, recipe_dirs: Sequence[str] = ()) -> None:
-    sys.stdout.write("\n".join(_page(verb, recipe_dirs, page_width())) + "\n")
-
-
 def page_width() -> int:
     return max(72, min(120, shutil.get_terminal_size().columns))
 
 
-def _page(verb: str, recipe_dirs: Sequence[str], width: int) -> Iterator[str]:
+def page(verb: str, recipe_dirs: Sequence[str], width: int) -> Iterator[str]:
+    """Yield the lines of a verb's help."""
     schema = VERBS[verb]
     yield f"usage: rlcli {verb} [recipe=NAME] [group=choice] [key=value ...] [flags]"
     yield ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.cli.flags import Flags, read, run_folder
-from rlcli.cli.help import print_help
+from rlcli.cli.help import page, page_width
 from rlcli.cli.main import loading
 from rlcli.config.option import find
 from rlcli.config.run_files import CONFIG, RUN, SWEEP, read_run_file
@@ -45,7 +45,7 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Do what the words ask of a verb: print help or the configuration, or `start` one job or several."""
     args = flags_of(verb).parse(words, "overrides")
     if args.help:
-        print_help(verb, recipe_dirs)
+        print(*page(verb, recipe_dirs, page_width()), sep="\n")
         return 0
     for flag, given in (("--resolve", args.resolve), ("--package KEY", args.package)):
         if given and not args.cfg:

@@ -6,11 +6,10 @@ import csv
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from statistics import mean, stdev
 from typing import Any
 
-from rlcli.cli.run_table import aligned, facts
+from rlcli.cli.run_table import aligned, cell, facts
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.runs.sweep import Sweep, open_sweep
 
@@ -64,7 +63,7 @@ def jobs_of(sweep: Sweep) -> list[dict[str, Any]]:
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a heading, a line a job, and the mean return of jobs that differ in their seeds alone."""
-    yield from aligned([_COLUMNS, *([_spelled(row, name) for name in _COLUMNS] for row in rows)], _FIGURES)
+    yield from aligned([_COLUMNS, *([cell(row, name) for name in _COLUMNS] for row in rows)], _FIGURES)
     states = [row["state"] for row in rows]
     yield ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     alike: dict[str, list[float]] = {}
@@ -77,21 +76,6 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for words, results in ((words, results) for words, results in alike.items() if len(results) > 1):
             low, high = interval(results)
             yield f"  {words}: {mean(results):.4g} [{low:.4g}, {high:.4g}] over {len(results)} seeds"
-
-
-def _spelled(row: Mapping[str, Any], name: str) -> str:
-    value = row[name]
-    if value is None:
-        return ""
-    if name == "return":
-        return f"{value:.4g} {row['return_of']}"
-    if name == "peak":
-        from rlcli.processes.memory import size
-
-        return size(value)
-    if name == "time":
-        return str(timedelta(seconds=round(value)))
-    return f"{value:,.0f}" if name in ("frames", "frames/s") else str(value)
 
 
 def interval(results: Sequence[float]) -> tuple[float, float]:

@@ -30,14 +30,25 @@ def table_of(those: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"  {line}" for line in aligned([COLUMNS, *map(_row, those)], FIGURES))
 
 
+def cell(one: Mapping[str, Any], name: str) -> str:
+    """Return a figure as it stands in a table."""
+    value = one[name]
+    if value is None:
+        return ""
+    if name in ("result", "return"):
+        return f"{value:.4g} {one[f'{name}_of']}"
+    if name == "peak":
+        from rlcli.processes.memory import size
+
+        return size(value)
+    if name == "time":
+        return str(timedelta(seconds=round(value)))
+    return f"{value:,.0f}" if name in ("frames", "frames/s") else str(value)
+
+
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    frames, result, seconds = one["frames"], one["result"], one["time"]
-    figures = (
-        "" if frames is None else f"{frames:,}",
-        "" if result is None else f"{result:.4g} {one['result_of']}",
-        "" if seconds is None else str(timedelta(seconds=round(seconds))),
-    )
     words = (one["recipe"] or "-", one["env"], one["seed"], one["status"])
+    figures = (cell(one, name) for name in ("frames", "result", "time"))
     return (one["run"], *(shorten(str(word), 40) for word in words), *figures, shorten(" ".join(one["given"]), 60))
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from rlcli.cli.flags import looked_at
 from rlcli.cli.job import print_cfg
 from rlcli.cli.main import announced, loading
+from rlcli.cli.run_table import aligned
 from rlcli.config.option import held, value_at
 from rlcli.config.problem import spell
 from rlcli.config.recipes import choice_file, lineage
@@ -68,10 +70,7 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
     cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
     with loading():
         from rlcli.build.plan import faces
-    rows = [dataclasses.astuple(face) for face in faces(cfg)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        print(*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3], sep="  ")
+    print(*aligned([dataclasses.astuple(face) for face in faces(cfg)], ()), sep="\n")
 
 
 def _print_why(ready: Any) -> None:
@@ -115,13 +114,7 @@ def _sources(ready: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"recipe {name}", ready.contents[name]
     for item in ready.checked:
         if item.key == "recipe" or item.key not in ready.job.choices:
-            yield "command line", _nested(item.key, item.values[0])
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
+            yield "command line", reduce(lambda x, part: {part: x}, reversed(item.key.split(".")), item.values[0])
 
 
 def plan(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:

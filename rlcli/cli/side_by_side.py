@@ -30,7 +30,6 @@ from rlcli.config import registry
 from rlcli.config.compose import job_of_sweep
 from rlcli.errors import ResourceError, RlcliError, StoppedSafely, saying_memory, unforeseen
 from rlcli.processes.memory import free_memory, size
-from rlcli.processes.process import cores
 from rlcli.runs.folder import OUTPUT
 from rlcli.runs.signals import StopSignals
 from rlcli.runs.sweep import Sweep, SweepJob, open_sweep
@@ -331,8 +330,3 @@ def _needed(sweep: Sweep, job: SweepJob) -> int:
     except Exception as error:
         print(f"job {job.number} was not planned: {type(error).__name__}: {error}", file=sys.stderr)
         return 0
-
-
-def number_of(asked: int | str, jobs: int) -> int:
-    """Return how many processes there are: as many as cores, or as asked, and no more than jobs."""
-    return max(1, min(cores() if asked == "auto" else int(asked), jobs))

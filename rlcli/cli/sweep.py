@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.cli.ls_sweep import jobs_of, lines_of
-from rlcli.cli.side_by_side import InTurn, SideBySide, Start, number_of, run_one
+from rlcli.cli.side_by_side import InTurn, SideBySide, Start, run_one
 from rlcli.cli.slurm import check_slurm, submit
 from rlcli.config import registry
 from rlcli.config.compose import SWEEP_FOLDER, holds, job_of_sweep
@@ -22,6 +22,7 @@ from rlcli.config.problem import quoted
 from rlcli.config.resolved import from_dict
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, RlcliError, StoppedSafely
+from rlcli.processes.process import cores
 from rlcli.runs.folder import sweep_folder
 from rlcli.runs.sweep import Sweep, need_same, note_sweep, open_sweep
 
@@ -102,7 +103,7 @@ def _run(sweep: Sweep, start: Start, how: Any) -> None:
         array = submit(sweep, left, how.slurm, how.jobs)
         print(f"submitted {len(left)} jobs as array {array}; rlcli ls {shlex.quote(str(sweep.path))} says how they do")
         return
-    number = number_of(how.jobs, len(left))
+    number = max(1, min(cores() if how.jobs == "auto" else how.jobs, len(left)))
     turns = InTurn(sweep, start) if number == 1 else SideBySide(sweep, number)
     try:
         turns.run(left, how.fail_fast)

@@ -112,7 +112,10 @@ def assign(node: Any, schema: type, key: str, value: Any, where: str = "", *, me
     try:
         OmegaConf.update(node, key, as_whole(leaf, value), merge=merge and value != {}, force_add=leaf.key != key)
     except (OmegaConfBaseException, OverflowError):
-        return [wrong_type(leaf, key, value, where)]
+        fix = f"allowed: {allowed}" if (allowed := leaf.option.allowed()) else ""
+        if "list" in leaf.type_name and isinstance(value, str | int | float):
+            fix = f"write {key}=[{value}]" + f"; {fix}" * bool(fix)
+        return [Problem(f"{key} must be {leaf.type_name}, not {value!r}", fix, where)]
     return []
 
 
@@ -160,15 +163,6 @@ def as_typed(schema: type, key: str, value: Any) -> Any:
         return value
     typed = OmegaConf.select(_scratch[schema], key)
     return OmegaConf.to_container(typed) if OmegaConf.is_config(typed) else typed
-
-
-def wrong_type(leaf: Leaf, key: str, value: Any, where: str = "") -> Problem:
-    """Return the sentence for a value that does not fit its key's type."""
-    allowed = leaf.option.allowed()
-    fix = f"allowed: {allowed}" if allowed else ""
-    if "list" in leaf.type_name and isinstance(value, str | int | float):
-        fix = f"write {key}=[{value}]" + f"; {fix}" * bool(fix)
-    return Problem(f"{key} must be {leaf.type_name}, not {value!r}", fix, where)
 
 
 def unknown_key(schema: type, key: str, value: Any = None, where: str = "", facts: Facts | None = None) -> Problem:

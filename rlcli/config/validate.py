@@ -24,7 +24,7 @@ from rlcli.config.option import as_choice, changed, groups, held, value_at
 from rlcli.config.problem import Problem, did_you_mean, raise_all, spell, unknown
 from rlcli.config.registry import choices
 from rlcli.config.resolved import from_dict, of_another_choice
-from rlcli.config.schemas import CollectConfig, Config, idle, in_words, is_off_policy
+from rlcli.config.schemas import CollectConfig, Config, draws, idle, in_words, is_off_policy
 from rlcli.config.schemas import typed as spelled
 from rlcli.config.validate_learning import check_learning, check_ranks, check_recurrence
 from rlcli.config.words import key_of
@@ -119,13 +119,13 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
         yield Problem(what, f"use {cfg.total_frames} at most: the run is one batch then")
     if c.split_trajs and c.trajs_per_batch:
         yield Problem("collector.split_trajs and collector.trajs_per_batch both cut trajectories", "give one of them")
-    if c.trajs_per_batch and not c.track_traj_ids:
-        yield Problem("collector.trajs_per_batch needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
+    by_ids = {"collector.trajs_per_batch": c.trajs_per_batch, "collector.split_trajs": c.split_trajs}
+    by_ids[f"sampler={cfg.sampler.kind}"] = draws(cfg) == "slices"
+    for name in (name for name, asked in by_ids.items() if asked and not c.track_traj_ids):
+        yield Problem(f"{name} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
     if c.trajs_per_batch and c.set_truncated and not c.reset_at_each_iter:
         what = "collector.set_truncated ends trajectories with their batch, collector.trajs_per_batch wants whole ones"
         yield Problem(what, "give one of them, or collector.reset_at_each_iter=true as well")
-    if c.split_trajs and not c.track_traj_ids:
-        yield Problem("collector.split_trajs needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
 
 
 def check_workers(cfg: Any) -> Iterator[Problem]:
@@ -335,7 +335,7 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
 
 # check -> where the keys begin that it reads, as far as one that cannot be used would have it say what is not so
 CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
-    check_collector: ("collector.",),
+    check_collector: ("collector.", "sampler.kind."),
     check_workers: ("collector.", "env.", "weights."),
     check_elsewhere: ("collector.", "weights.", "env.num."),
     check_wrappers: ("env.wrappers.", "env.transforms."),

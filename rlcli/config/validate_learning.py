@@ -125,8 +125,6 @@ def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
         yield Problem(f"policy={policy} learns along trajectories, and sampler={sampler} draws single rows", instead)
     elif drawn == "slices" and not (along or users):
         yield Problem(f"loss={kind} learns from single rows with policy={policy}", instead)
-    if drawn == "slices" and not cfg.collector.track_traj_ids:
-        yield Problem(f"sampler={sampler} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
     if isinstance(loss, learn.DQNOptions) and loss.start_state != "stored" and not (remembers(cfg) or users):
         yield Problem(f"loss.start_state={loss.start_state} is of a state that policy={policy} lacks", "leave it out")
 
@@ -142,8 +140,6 @@ def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
     for name in ("split_trajs", "trajs_per_batch"):
         if getattr(c, name):
             yield Problem(f"collector.{name} has no meaning with {by}, which cuts stored rows", "leave it out")
-    if not c.track_traj_ids:
-        yield Problem(f"{by} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
     if isinstance(cfg.loss, learn.ActorCriticOptions) and cfg.loss.clip_value is not None:
         what = f"loss.clip_value has no meaning with {by}: the values of a sample are computed when it is drawn"
         yield Problem(what, "leave it out")

@@ -65,7 +65,10 @@ def each(
         elif override.package is not None:
             yield Problem(f"{text!r}: a group cannot be moved with @", f"write {override.key_or_group}=...")
         elif override.type == OverrideType.DEL:
-            yield _deleted(schema, override.key_or_group, text)
+            leaf, fix = find(schema, override.key_or_group), f"give it another value: {override.key_or_group}=..."
+            if leaf is not None and leaf.is_free:
+                fix = f"write {leaf.key}={{}} and what is to stay"
+            yield Problem(f"{text!r}: a key cannot be deleted", fix)
         else:
             yield _as_meant(schema, override)
 
@@ -145,28 +148,16 @@ def unreadable(text: str, recipes: Collection[str] = ()) -> Problem:
 
 
 def _as_elsewhere(value: str) -> Iterator[str]:
-    """The spellings of a value that was written as in Python, or as in a recipe."""
-    try:
-        found = ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
-    else:
+    """The spellings of a value that was written as in Python, or as in a recipe: `[Wrapper: {...}]`."""
+    import yaml
+
+    for read_as, text in ((ast.literal_eval, value), (yaml.safe_load, re.sub(r":\s*", ": ", value))):
+        try:
+            found = None if set(text) & set("&*") else read_as(text)  # YAML's aliases grow without bound
+        except (ValueError, SyntaxError, MemoryError, RecursionError, yaml.YAMLError):
+            continue
         if isinstance(found, list | tuple | dict):
             yield spell(found)
-    if value[:1] == "[" and value[-1:] == "]":  # `[Wrapper: {...}]`, which YAML takes
-        parts = [re.sub(r"^\s*(\w+\s*:.*)$", r"{\1}", part, flags=re.S) for part in _split(value[1:-1])]
-        yield f"[{','.join(parts)}]"
-
-
-def _split(text: str) -> list[str]:
-    """Return the parts of a list, cut at its own commas."""
-    parts = [""]
-    for character in text:
-        if character == "," and _depth(parts[-1], end=True) == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def _shown(text: str) -> str:
@@ -176,14 +167,6 @@ def _shown(text: str) -> str:
 def key_of(text: str) -> str:
     """Return the key that a word sets: of `+env.kwargs.a=1` that is `env.kwargs.a`."""
     return text.partition("=")[0].strip().lstrip("+~")
-
-
-def _deleted(schema: type, key: str, text: str) -> Problem:
-    """Return the sentence for a word that takes a key away, which Hydra can and no verb of ours does."""
-    leaf, fix = find(schema, key), f"give it another value: {key}=..."
-    if leaf is not None and leaf.is_free:
-        fix = f"write {leaf.key}={{}} and what is to stay"
-    return Problem(f"{text!r}: a key cannot be deleted", fix)
 
 
 def several(schema: type, override: Override, fix: str) -> Problem:

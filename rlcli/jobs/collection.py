@@ -54,16 +54,16 @@ def _write(collection: Collection) -> None:
             saying_memory(),
             SegmentWriter(folder, collection.about, resume=resumed is not None, commit_seconds=math.inf) as writer,
         ):
-            if resumed is not None and resumed.segments is not None:
-                writer.cut(open_lanes(resumed.segments, collection.cut))
+            if collection.cut and resumed is not None and resumed.segments is not None:
+                done = np.atleast_2d(resumed.segments.read(-1).get(DONE).squeeze(-1).numpy())[:, -1]
+                writer.cut([lane for lane in collection.cut if not done[lane]])  # those that are open on the disk
             try:
                 _batches(collection, writer)
             finally:
                 frames = writer.frames
-    except StoppedSafely:
-        raise
     except RlcliError as error:
-        if frames and (folder / JOURNAL).is_file():  # somebody may have taken the folder away
+        on_disk = frames and (folder / JOURNAL).is_file()  # somebody may have taken the folder away
+        if on_disk and not isinstance(error, StoppedSafely):
             error.fix = with_command(error.fix, f"{frames:,} frames are on disk; resume with", collection.run)
         raise
 
@@ -125,7 +125,7 @@ class Collection:
     def start(self) -> None:
         """Say what was derived, and bring a resumed run to the last frame on the disk."""
         if self.resumed is None:
-            self._try_replaying()
+            self.replayable = self.collector.remember_episodes(self.max_replay_steps)
         lines = [f"run {self.run.path}", *self.notes(self.replayable)]
         with random_streams.kept():
             self.reporter.memory.expected = self.expected()
@@ -164,7 +164,7 @@ class Collection:
     def load(self, found: Found) -> None:
         """Go on from a state; damaged ones that were passed over are named."""
         self.resumed = found
-        self._try_replaying()
+        self.replayable = self.collector.remember_episodes(self.max_replay_steps)
         if found.skipped:
             self.reporter.warn("state", f"skipped: {'; '.join(found.skipped)}", len(found.skipped))
         if found.state:
@@ -172,9 +172,6 @@ class Collection:
                 self._take_over(found.state)
                 if self.collector.frames != found.frames:
                     raise Misfit(f"the state is of {self.collector.frames:,} frames, not of {found.frames:,}")
-
-    def _try_replaying(self) -> None:
-        self.replayable = self.collector.remember_episodes(self.max_replay_steps)
 
     def _take_over(self, state: dict[str, Any]) -> None:
         if self.policy is not None:
@@ -253,11 +250,3 @@ def find_state(run: Run) -> Found:
             _STATE(state)
     frames = sum(segments.record(i)["frames"] for i in range(first))
     return Found(segments, first, frames, state, skipped)
-
-
-def open_lanes(segments: SegmentReader, lanes: Sequence[int]) -> list[int]:
-    """Return those of the lanes whose episode is open after the last row on the disk."""
-    if not lanes:
-        return []
-    done = np.atleast_2d(segments.read(-1).get(DONE).squeeze(-1).numpy())[:, -1]
-    return [lane for lane in lanes if not done[lane]]

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -117,10 +118,6 @@ class Evaluator:
         if env is not None:
             env.close()
 
-    def warn(self, text: str) -> None:
-        """Add a warning to the report."""
-        self.reporter.warn("evaluation", text)
-
 
 @dataclass(eq=False)
 class Learner:
@@ -153,7 +150,7 @@ class Learner:
         with (
             resumable(self.run),
             closing(self.run, self.reporter, self.collector, "train", commands) as facts,
-            released(self.evaluator.close, self.evaluator.warn),
+            released(self.evaluator.close, partial(self.reporter.warn, "evaluation")),
         ):
             if self.loop.init_rows:
                 facts["buffer_began_with"] = {"rows": self.loop.init_rows, "from": self.init_from}
@@ -195,7 +192,7 @@ class Learner:
             played = self.hooks.evaluation.played_at(self.loop.frames)
         if played is None:
             if self.evaluator.env is None:  # of some envs only one can exist
-                with released(self.collector.shutdown, self.evaluator.warn):
+                with released(self.collector.shutdown, partial(self.reporter.warn, "evaluation")):
                     pass
             played = self.evaluator()
         if played is None:

@@ -56,7 +56,7 @@ def complaints(*overrides: str) -> str:
         ("seed=[1", "cannot read 'seed=[1'"),
         ("policy.hidden=(64,64)", "; write 'policy.hidden=[64,64]'"),
         ("env.kwargs={'continuous': True}", "; write 'env.kwargs={continuous:true}'"),
-        ("env.wrappers=[A, B: {scale: 2}, {C: {n: 1}}]", "; write 'env.wrappers=[A,{B: {scale: 2}}, {C: {n: 1}}]'"),
+        ("env.wrappers=[A, B: {scale: 2}, {C: {n: 1}}]", "; write 'env.wrappers=[A,{B:{scale:2}},{C:{n:1}}]'"),
         ("collector.frames_per_batch=100000000000", "is more than total_frames=100,000; use 100000 at most"),
         ("env.num=10000000", "allowed: >= 1 and <= 1000000"),
         ("env.id=a=b", """quote it twice: 'env.id="a=b"'"""),

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -110,18 +111,18 @@ def test_a_signal_at_any_stage_saves_and_the_printed_command_goes_on(rlcli, monk
 @pytest.mark.parametrize("number", STOPS, ids=STOPS.values())
 @pytest.mark.parametrize("verb", ["train", "collect"])
 def test_a_signal_between_two_envs_that_are_made_ends_the_run_and_leaves_nothing(rlcli, monkeypatch, verb, number):
-    from rlcli.build.env import Pace
+    from rlcli.build import env
 
-    another = Pace.another
+    paced = env.paced
 
-    def asked(self, make):
-        if self.made == 2:
+    def asked(made, make):
+        if made == 2:
             os.kill(os.getpid(), number)
-        assert self.made < 3
-        return another(self, make)
+        assert made < 3
+        return make()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pace, "another", asked)
+        patch.setattr(env, "paced", lambda *args: [partial(asked, i, make) for i, make in enumerate(paced(*args))])
         answer = rlcli(verb, "run.dir=r", "env.num=1000", "env.mode=serial")
     assert answer.code == 75 and not Path("r").exists()
     assert f"stopped by {STOPS[number]} before it began; nothing was lost" in answer.err
