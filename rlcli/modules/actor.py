@@ -18,7 +18,7 @@ from rlcli.modules.stages import Stage, take_apart
 
 
 class Actor(NamedTuple):
-    """Map columns `{key: Tensor [*B, ...]}` and noise to everything that the policy writes."""
+    """Map columns `{key: Tensor [*B, ...]}` to parameters, of which a family draws by given noise."""
 
     family: Family
     stages: tuple[Stage, ...]
@@ -58,14 +58,3 @@ class Actor(NamedTuple):
         for stage in self.stages:
             stage.run(values)
         return tuple(values[key] for key in self.param_keys), values
-
-    def __call__(self, columns: Mapping[Key, Tensor], noise: Tensor | None = None) -> dict[Key, Tensor]:
-        """Return the columns and all that it writes; `noise` as `family.settled` gives it, None for the mode."""
-        params, values = self.parameters(columns)
-        action = self.family.mode(params) if noise is None else self.family.draw(params, noise)
-        values[self.action_key] = action
-        if self.log_prob_key is not None:
-            values[self.log_prob_key] = self.family.log_prob(params, action)
-        if self.chosen_key is not None:
-            values[self.chosen_key] = params[0].amax(-1, keepdim=True)
-        return values

@@ -363,9 +363,7 @@ class EGreedyFamily(Family):
         """Say whether each row has a finite value; other actions may have -inf."""
         return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
 
-    def draw(self, params: Any, noise: Any) -> Any:
-        if isinstance(noise, np.ndarray):
-            return self.draw_rows(params, noise)
+    def draw(self, params: Params, noise: Tensor) -> Tensor:
         if self.masked:
             return torch.from_numpy(self.draw_rows((params[0].numpy(),), noise.numpy()))
         return torch.where(noise >= 0, noise, params[0].argmax(-1))

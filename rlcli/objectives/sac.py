@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,7 @@ from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import STATE_ACTION_VALUE, TD_ERROR, Key, show, under_next
 from rlcli.modules.nets import seeded
+from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
 from rlcli.objectives.keyed import Elsewhere
 from rlcli.objectives.loss import Terms
@@ -126,22 +128,18 @@ class SACLoss(BootstrappedLoss):
     def take_up_networks(self) -> None:
         self.density = Density(self.actor_network)
         nets, targets = self.qvalue_network, self.target_qvalue_network or self.qvalue_network
-        self._critics = [Lowered(net, name="a qvalue network") for net in nets]
-        self._target_critics = [Lowered(net, name="a target qvalue network") for net in targets]
+        self._critics = ModuleWatch(nets, partial(_functions, "a qvalue network"))
+        self._target_critics = ModuleWatch(targets, partial(_functions, "a target qvalue network"))
 
     @property
     def critics(self) -> list[Lowered]:
         """The qvalue networks as functions; one that was replaced inside their list is taken up here."""
-        if not _of(self._critics, self.qvalue_network):
-            self.take_up_networks()
-        return self._critics
+        return self._critics()
 
     @property
     def target_critics(self) -> list[Lowered]:
         """Those that targets come from."""
-        if not _of(self._target_critics, self.target_qvalue_network or self.qvalue_network):
-            self.take_up_networks()
-        return self._target_critics
+        return self._target_critics()
 
     @property
     def loss_keys(self) -> list[str]:
@@ -262,9 +260,8 @@ class SACLoss(BootstrappedLoss):
         return [per_row(critic(columns, batch_dims)[key], size, show(key)) for critic in critics]
 
 
-def _of(functions: Sequence[Lowered], networks: Sequence[nn.Module] | nn.ModuleList) -> bool:
-    """Say whether these are the functions of these networks."""
-    return len(functions) == len(networks) and all(x.module is net for x, net in zip(functions, networks, strict=True))
+def _functions(name: str, networks: nn.ModuleList) -> list[Lowered]:
+    return [Lowered(net, name) for net in networks]  # type: ignore[arg-type]
 
 
 def _several(given: TensorDictModuleBase | Sequence[TensorDictModuleBase], count: int) -> list[TensorDictModuleBase]:

@@ -309,31 +309,6 @@ def test_sizes_that_take_the_big_products(backend, cell):
     equal(Call(15, cell, B=70, T=20, I=130, H=100, rate=0.03), backend, recompute=True)
 
 
-def wrong(**changes):
-    call = Call(3, changes.pop("cell", "gru"), B=2, T=3, I=4, H=5)
-    for name, change in changes.items():
-        if name in Weights._fields:
-            call.weights = call.weights._replace(**{name: change(getattr(call.weights, name))})
-        elif name in ("state", "memory"):
-            at = ("state", "memory").index(name)
-            call.states = tuple(change(s) if i == at else s for i, s in enumerate(call.states))
-        else:
-            setattr(call, name, change(getattr(call, name)))
-    with pytest.raises(ArgumentError) as caught:
-        call.run("auto")
-    return str(caught.value)
-
-
-def test_a_call_that_cannot_be_says_why():
-    assert wrong(state=lambda s: s.double()) == (
-        "state is torch.float64: torch.float32 is wanted. Use state.to(torch.float32)."
-    )
-    said = wrong(cell="lstm", memory=lambda s: s.double())
-    assert said == "cell is torch.float64: torch.float32 is wanted. Use cell.to(torch.float32)."
-    assert wrong(bias_hh=lambda b: b.double()).startswith("weights.bias_hh is torch.float64")
-    assert wrong(state=lambda s: s.to("meta")) == "state is on meta, but x is on cpu"
-
-
 def test_a_backend_that_cannot_serve_says_why():
     call = Call(3, "gru", B=2, T=3, I=4, H=5)
     with pytest.raises(ArgumentError, match=r"unknown backend 'cuda'\. Choose one of auto, reference, pad"):

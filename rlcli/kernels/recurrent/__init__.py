@@ -72,7 +72,6 @@ def unroll(
         with torch.autocast(x.device.type, enabled=False):
             x, *states_ = (y.to(weights.hh.dtype) for y in (x, *states))
             return unroll(x, tuple(states_), source, weights, backend=backend, recompute=recompute, precision=precision)
-    _check(x, states, weights)
     name = backend_for(backend, x, weights)
     if not x.shape[0] or not x.shape[1]:
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
@@ -169,14 +168,3 @@ def unread(x: Tensor) -> bool:
 def _transformed() -> bool:
     """Return True in a torch.func transform or dual level, neither of which has a public question."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
-# ---- what a call must be: shapes and rows are the module's to know --------------------------------------------------
-def _check(x: Tensor, states: tuple[Tensor, ...], weights: Weights) -> None:
-    named = {f"weights.{name}": weight for name, weight in weights._asdict().items() if weight is not None}
-    for name, tensor in {**dict(zip(("state", "cell"), states, strict=False)), **named}.items():
-        if tensor.dtype != x.dtype:
-            why, fix = f"{x.dtype} is wanted", f"Use {name}.to({x.dtype})."
-            raise ArgumentError(f"{name} is {tensor.dtype}", why=why, fix=fix)
-        if tensor.device != x.device:
-            raise ArgumentError(f"{name} is on {tensor.device}, but x is on {x.device}")

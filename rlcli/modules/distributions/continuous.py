@@ -90,9 +90,7 @@ class NormalFamily(Family):
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return rng.standard_normal((t, n, k), dtype=np.float32)
 
-    def draw(self, params: Any, noise: Any) -> Any:
-        if isinstance(noise, np.ndarray):
-            return self.draw_rows(params, noise)
+    def draw(self, params: Params, noise: Tensor) -> Tensor:
         return self.mode((params[1] * noise + params[0],))
 
     def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -327,7 +325,7 @@ class DeltaFamily(Family):
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return np.empty((t, n, 0), np.float32)
 
-    def draw(self, params: Any, noise: Any) -> Any:
+    def draw(self, params: Params, noise: Tensor) -> Tensor:
         return params[0]
 
     def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

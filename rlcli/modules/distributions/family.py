@@ -128,14 +128,12 @@ class Family(ABC):
         """Whether an action can be drawn in every row of parameters `[n, k]`: by default, if all are finite."""
         return all(np.isfinite(param).all() for param in params)
 
-    def draw(self, params: Any, noise: Any) -> Any:
-        """Actions from parameters `[n, k]` and a row of noise, of numpy or torch; only a tanh's last bit may differ."""
-        if isinstance(noise, np.ndarray):
-            return self.draw_rows(params, noise)
+    def draw(self, params: Params, noise: Tensor) -> Tensor:
+        """Actions from parameters `[n, k]` and a row of noise, on any device."""
         return self.mode((params[0] + noise,))
 
     def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """`draw` of numpy, into memory that is there."""
+        """`draw` of numpy, into memory that is there; only a tanh's last bit may differ."""
         return self.mode_rows((params[0] + noise,), out)
 
     def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
