@@ -148,13 +148,3 @@ def _writer(size: int) -> Any:
 
 
 write_1, write_2, write_4, write_8 = _writer(1), _writer(2), _writer(4), _writer(8)
-
-
-@typed_intrinsic
-def pointer(typing: Any, address: Any) -> Any:
-    """Turn an address into what `numba.carray` makes an array of."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate

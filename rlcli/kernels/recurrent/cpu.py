@@ -18,16 +18,15 @@ takes matrices whose rows or columns are contiguous, and is a thousand times slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rlcli.kernels.mlp import one_dnn
 from rlcli.kernels.recurrent import Weights, cpu_loops
-from rlcli.kernels.recurrent.cpu_product import ROWS, panels
+from rlcli.kernels.recurrent.cpu_product import BYTES, ROWS, panels
 
 WORTHY = 1 << 20  # multiplications from which on oneDNN gains more than its call costs (10 us)
 PER_THREAD = 1 << 23  # multiplications below which waking another core costs more than it saves
@@ -46,12 +45,12 @@ class CpuCall:
             bias_ih, bias_hh = bias_ih + bias_hh, None
         # a GRU multiplies what its own state gave, bias included, by a gate
         self.bias, self.step_bias = bias_ih, bias_hh
-        self.sizes = {"B": x.shape[0], "T": x.shape[1], "H": self.hh.shape[1], "S": self.states[0].shape[0]}
-        self.B, self.T, self.H, self.S = self.sizes.values()
+        self.B, self.T, self.H, self.S = *x.shape[:2], self.hh.shape[1], self.states[0].shape[0]
         # sequences know nothing of each other; each thread sums the gradients of their first states for itself
         work = self.T * self.hh.numel() * self.B // PER_THREAD
         self.threads = max(1, min(torch.get_num_threads(), self.B // ROWS, work))
-        self.loops = None if x.is_meta else cpu_loops.loops(cell, x.dtype)  # no numbers: the memory alone
+        self.rest = x.new_empty(self.threads, ROWS, BYTES // x.element_size())
+        self.loops = None if x.is_meta else cpu_loops.loops(cell)  # no numbers: the memory alone
 
     def forward(self, keep: bool) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Return the outputs ``[B, T, H]``, and what the backward pass needs besides them."""
@@ -62,15 +61,15 @@ class CpuCall:
         gates: list[Tensor] = []
         for first, span in self._blocks(keep):
             gates = self._inputs(first, span, hidden=keep)
-            buffers = {"h c": outputs, "now_h now_c": now, "gates hidden": gates, "weight step": (weight, step)}
-            self._spread("forward", self._plan(first, span, buffers, panels=len(weight)))
+            rows = [self.source, *_two(now), step, *_two(outputs), *self._by_step(gates)]
+            self._spread("forward", first, [*_two(self.states), weight], [self.rest], rows)
         return outputs, gates if keep else []
 
     def backward(
         self, outputs: Sequence[Tensor], kept: list[Tensor], of_outputs: Sequence[Tensor | None], needs: Sequence[bool]
     ) -> list[Tensor | None]:
         """Return gradients of x, the states and the weights; `kept` becomes those of the gates."""
-        of_outputs = [y if y is None else y.contiguous() for y in of_outputs]
+        given = [outputs[0][:0] if y is None else y.contiguous() for y in of_outputs]
         of_states = [self.x.new_zeros(self.threads, self.S, self.H) for _ in self.states]
         now = [self.x.new_zeros(self.B, self.H) for _ in self.states]
         weight = panels(self.hh.t())
@@ -79,36 +78,39 @@ class CpuCall:
         gradients = Gradients(self, needs)
         for first, span in reversed(self._blocks(bool(kept))):
             gates = kept or self._inputs(first, span, hidden=True)
-            before = self.x.new_empty(self.B * span, self.H)
-            buffers = {"h c": outputs, "of_h of_c": of_outputs, "of_state of_cell": of_states, "now_h now_c": now,
-                      "gates hidden": gates, "before work weight step": (before, work, weight, step)}  # fmt: skip
-            plan = self._plan(first, span, buffers, panels=len(weight))
-            self._spread("before", plan)
+            before, by_step = self.x.new_empty(self.B, span, self.H), self._by_step(gates)
+            self._spread("before", first, self.states[:1], [], [self.source, outputs[0], before])
             if not kept:
-                steps = _linear(before, self.hh, self.step_bias)  # named, so that it lives while it is read
-                plan["steps"] = steps.data_ptr()
-                self._spread("gates", plan)
-            self._spread("backward", plan)
-            gradients.add(first, span, gates, before)
+                steps = _linear(before.flatten(0, 1), self.hh, self.step_bias)
+                self._spread("gates", first, [], [], [*by_step, *self._by_step([steps])[:1]])
+            rows = [self.source, *_two(now), step, work, *_two(given), outputs[-1], *by_step, before]
+            self._spread("backward", first, [self.states[-1], weight], [self.rest, of_states[0], of_states[-1]], rows)
+            gradients.add(first, span, gates, before.flatten(0, 1))
         sums = [y[0] if self.threads == 1 else y.sum(0) for y in of_states]
         return [gradients.x, *sums, gradients.ih, gradients.hh, gradients.bias_ih, gradients.bias_hh]
 
-    def _spread(self, name: str, plan: np.ndarray) -> None:
-        """Run a loop over every sequence, in threads where there is enough to do for each."""
+    def _spread(
+        self, name: str, first: int, shared: Sequence[Tensor], own: Sequence[Tensor], rows: Sequence[Tensor]
+    ) -> None:
+        """Run a loop over every sequence, in threads where there is enough to do for each; `own`: one of a thread."""
         if self.loops is None:
             return
-        loop: Callable[[int], None] = getattr(self.loops, name)
+        loop, arrays = getattr(self.loops, name), [[x.detach().numpy() for x in xs] for xs in (shared, own, rows)]
+
+        def part(i: int) -> None:
+            low, high = self.B * i // self.threads, self.B * (i + 1) // self.threads
+            loop(first, *arrays[0], *(x[i] for x in arrays[1]), *(x[low:high] for x in arrays[2]))
+
         if self.threads == 1:
-            loop(plan.ctypes.data)
+            part(0)
             return
-        plans, stride = np.repeat(plan, self.threads), self.S * self.H * self.x.element_size()
-        for i, part in enumerate(plans):
-            part["low"], part["high"] = self.B * i // self.threads, self.B * (i + 1) // self.threads
-            part["of_state"] += stride * i
-            part["of_cell"] += stride * i
         with ThreadPoolExecutor(self.threads) as pool:
-            for _ in pool.map(loop, [plans[i:].ctypes.data for i in range(self.threads)]):
+            for _ in pool.map(part, range(self.threads)):
                 pass
+
+    def _by_step(self, gates: Sequence[Tensor]) -> list[Tensor]:
+        """Return gates, and what a GRU keeps besides, as ``[B, span, ...]``."""
+        return _two([x.view(self.B, -1, x.shape[1]) for x in gates])
 
     def rows(self, first: int, span: int) -> Tensor:
         """The inputs of some steps, ``[B * span, I]``, contiguous: of strided ones a reshape may be a view."""
@@ -126,15 +128,10 @@ class CpuCall:
         span = self.T if whole else max(1, TOGETHER // self.B)
         return [(first, min(span, self.T - first)) for first in range(0, self.T, span)]
 
-    def _plan(self, first: int, span: int, buffers: Mapping[str, Sequence[Tensor | None]], panels: int) -> np.ndarray:
-        plan = np.zeros(1, cpu_loops.PLAN)
-        numbers = self.sizes | {"first": first, "span": span, "low": 0, "high": self.B, "panels": panels}
-        for names, tensors in ({"source": (self.source,), "state cell": self.states, **buffers}).items():
-            for name, tensor in zip(names.split(), tensors, strict=False):
-                numbers[name] = 0 if tensor is None else tensor.data_ptr()
-        for name, number in numbers.items():
-            plan[name] = number
-        return plan
+
+def _two(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return both; where a GRU has one, an empty one as well."""
+    return [*tensors, tensors[0][:0]][:2]
 
 
 class Gradients:

@@ -5,8 +5,16 @@ more ways than it will check, and a row lies in the first cache anyway. `tanh` i
 (within 3e-7 of the truth; libm's is called a number at a time and takes ten times as long), `sigmoid` is a tanh; NaN
 stays NaN. In float64 both are libm's.
 
-Arrays come as addresses in a `PLAN`; whoever calls keeps them alive. Letters as in `rlcli.kernels.recurrent`, `W` the
-width of a panel; gates and the like are those of `span` steps from `first` on.
+Letters as in `rlcli.kernels.recurrent`; all arrays are contiguous, and an empty one stands for none.
+
+```
+source [B, T]  state, cell [S, H]  weight: panels of the recurrent weights, backward of their transpose
+h, c [B, T, H]            states after every step; of_h, of_c: their gradients; of_state, of_cell: those of the first
+now_h, now_c [B, H]       forward what a step begins with; backward what reaches it past the product
+gates [B, steps, G*H]     of the steps from `first` on: sums of the inputs, then activated, then their gradients
+hidden [B, steps, H]      of a GRU what `r` multiplies, then its gradient; before: states that the steps began with
+step [B, ..], work [B, G*H]  what the panels give, and gradients of it
+```
 """
 
 from __future__ import annotations
@@ -17,32 +25,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from numba import carray, types
+from numba import types
 from numba.extending import overload
 
-from rlcli.kernels.compiled import compiled, pointer
-from rlcli.kernels.recurrent import GATES
-from rlcli.kernels.recurrent.cpu_product import BYTES, copy, multiply
-
-FIELDS = (
-    "B", "T", "H", "S", "first", "span",
-    "low", "high",  # sequences to do
-    "source",  # [B, T]
-    "state", "cell",  # [S, H]
-    "h", "c",  # [B, T, H], the states after every step
-    "now_h", "now_c",  # [B, H], forward the states that a step begins with; backward what reaches them past the product
-    "gates",  # [B * span, G*H], sums of the inputs, then activated, then their gradients
-    "hidden",  # GRU [B * span, H], what `r` multiplies, then its gradient; 0: not kept
-    "before",  # [B * span, H], the states that the steps began with
-    "of_h", "of_c",  # [B, T, H], gradients of the states; 0: none
-    "of_state", "of_cell",  # [S, H], their gradients
-    "work",  # [B, G*H], gradients of what the recurrent weights gave
-    "weight",  # panels of the recurrent weights, backward of their transpose
-    "steps",  # [B * span, G*H], what the recurrent weights give to all these steps, where the gates are made anew
-    "panels", "step",  # their number, and [B, panels * W], what they give
-)  # fmt: skip
-PLAN = np.dtype([(name, np.int64) for name in FIELDS])
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.recurrent.cpu_product import copy, multiply
 
 FAST: Any = {"fastmath": {"contract"}, "error_model": "numpy"}  # a * b + c may be rounded once; nothing else changes
 
@@ -204,39 +191,29 @@ def _end(source, of_state, now):
 
 # ---- the functions to call -------------------------------------------------------------------------------------------
 class Loops(NamedTuple):
-    """Loops of one cell and dtype; the argument is the address of a `PLAN`."""
+    """Loops of one cell."""
 
-    forward: Callable[[int], None]
-    before: Callable[[int], None]
-    gates: Callable[[int], None]
-    backward: Callable[[int], None]
+    forward: Callable[..., None]
+    before: Callable[..., None]
+    gates: Callable[..., None]
+    backward: Callable[..., None]
 
 
 @cache
-def loops(cell: str, dtype: torch.dtype) -> Loops:
+def loops(kind: str) -> Loops:
     """Return a cell's loops; each is compiled or loaded at its first call."""
-    number: Any = {torch.float32: np.float32, torch.float64: np.float64}[dtype]
-    gates_count, lstm, width = GATES[cell], cell == "lstm", BYTES // np.dtype(number).itemsize
+    lstm = kind == "lstm"
 
-    @compiled()
-    def forward(plan):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
-        source = carray(pointer(p.source), (B, T), np.int64)[rows]
-        state, cell = carray(pointer(p.state), (p.S, H), number), carray(pointer(p.cell), (p.S, H), number)
-        now_h, now_c = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.now_c), (B, H), number)[rows]
-        h, c = carray(pointer(p.h), (B, T, H), number)[rows], carray(pointer(p.c), (B, T, H), number)[rows]
-        gates = carray(pointer(p.gates), (B, p.span, gates_count * H), number)[rows]
-        hidden = carray(pointer(p.hidden), (B, p.span, H), number)[rows]
-        weight = carray(pointer(p.weight), (p.panels, 1 + H, width), number)
-        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
-        for i in range(p.span):
-            t = p.first + i
+    @compiled(borrows=True)
+    def forward(first, state, cell, weight, rest, source, now_h, now_c, step, h, c, gates, hidden):
+        H = now_h.shape[1]
+        for i in range(gates.shape[1]):
+            t = first + i
             if t:
                 _begin(source[:, t], state, now_h)
                 if lstm:
                     _begin(source[:, t], cell, now_c)
-            multiply(now_h, weight, step)
+            multiply(now_h, weight, step, rest)
             for b in range(len(now_h)):
                 g = gates[b, i]
                 if lstm:
@@ -246,60 +223,59 @@ def loops(cell: str, dtype: torch.dtype) -> Loops:
                     copy(now_c[b], c[b, t])
                 else:
                     _gru_gates(g, step[b, : 3 * H])
-                    if p.hidden:
+                    if len(hidden):
                         copy(step[b, 2 * H : 3 * H], hidden[b, i])
                     _gru_out(g[H : 2 * H], g[2 * H :], now_h[b])
                 copy(now_h[b], h[b, t])
 
-    @compiled()
-    def before(plan):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        source = carray(pointer(p.source), (p.B, p.T), np.int64)
-        state, h = carray(pointer(p.state), (p.S, p.H), number), carray(pointer(p.h), (p.B, p.T, p.H), number)
-        out = carray(pointer(p.before), (p.B, p.span, p.H), number)
-        for b in range(p.low, p.high):
-            for i in range(p.span):
-                t = p.first + i
-                row = source[b, t]
-                copy(state[row] if row >= 0 else h[b, t - 1], out[b, i])
+    @compiled(borrows=True)
+    def before(first, state, source, h, out):
+        for b in range(len(out)):
+            for i in range(out.shape[1]):
+                row = source[b, first + i]
+                copy(state[row] if row >= 0 else h[b, first + i - 1], out[b, i])
 
-    @compiled()
-    def gates(plan):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        H = p.H
-        sums = carray(pointer(p.gates), (p.B * p.span, gates_count * H), number)
-        hidden = carray(pointer(p.hidden), (p.B * p.span, H), number)
-        step = carray(pointer(p.steps), (p.B * p.span, gates_count * H), number)
-        for i in range(p.low * p.span, p.high * p.span):
-            if lstm:
-                _lstm_gates(sums[i], step[i])
-            else:
-                _gru_gates(sums[i], step[i])
-                copy(step[i, 2 * H :], hidden[i])
+    @compiled(borrows=True)
+    def gates(first, gates, hidden, steps):
+        H = gates.shape[2] // (4 if lstm else 3)
+        for b in range(len(gates)):
+            for i in range(gates.shape[1]):
+                if lstm:
+                    _lstm_gates(gates[b, i], steps[b, i])
+                else:
+                    _gru_gates(gates[b, i], steps[b, i])
+                    copy(steps[b, i, 2 * H :], hidden[b, i])
 
-    @compiled()
-    def backward(plan):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
-        source = carray(pointer(p.source), (B, T), np.int64)[rows]
-        cell, c = carray(pointer(p.cell), (p.S, H), number), carray(pointer(p.c), (B, T, H), number)[rows]
-        now_h, now_c = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.now_c), (B, H), number)[rows]
-        of_h, of_c = carray(pointer(p.of_h), (B, T, H), number)[rows], carray(pointer(p.of_c), (B, T, H), number)[rows]
-        of_state, of_cell = carray(pointer(p.of_state), (p.S, H), number), carray(pointer(p.of_cell), (p.S, H), number)
-        gates = carray(pointer(p.gates), (B, p.span, gates_count * H), number)[rows]
-        hidden = carray(pointer(p.hidden), (B, p.span, H), number)[rows]
-        before = carray(pointer(p.before), (B, p.span, H), number)[rows]
-        weight = carray(pointer(p.weight), (p.panels, 1 + gates_count * H, width), number)
-        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
-        work = carray(pointer(p.work), (B, gates_count * H), number)[rows]
-        for i in range(p.span - 1, -1, -1):
-            t = p.first + i
+    @compiled(borrows=True)
+    def backward(
+        first,
+        cell,
+        weight,
+        rest,
+        of_state,
+        of_cell,
+        source,
+        now_h,
+        now_c,
+        step,
+        work,
+        of_h,
+        of_c,
+        c,
+        gates,
+        hidden,
+        before,
+    ):
+        H = now_h.shape[1]
+        for i in range(gates.shape[1] - 1, -1, -1):
+            t = first + i
             for b in range(len(now_h)):
-                dh, dc, g = now_h[b], now_c[b], gates[b, i]
-                if p.of_h:
+                dh, g = now_h[b], gates[b, i]
+                if len(of_h):
                     _add(of_h[b, t], dh)
                 if lstm:
-                    if p.of_c:
+                    dc = now_c[b]
+                    if len(of_c):
                         _add(of_c[b, t], dc)
                     row = source[b, t]
                     _lstm_back_out(g[3 * H :], c[b, t], dh, dc, work[b, :H])
@@ -309,7 +285,7 @@ def loops(cell: str, dtype: torch.dtype) -> Loops:
                     _gru_back(g[:H], g[H : 2 * H], g[2 * H :], hidden[b, i], before[b, i], dh)
                     copy(g[: 2 * H], work[b, : 2 * H])
                     copy(hidden[b, i], work[b, 2 * H :])
-            multiply(work, weight, step)
+            multiply(work, weight, step, rest)
             for b in range(len(now_h)):
                 if lstm:
                     copy(step[b, :H], now_h[b])

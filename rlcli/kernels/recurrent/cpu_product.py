@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import llvmlite.binding
-import numpy as np
 from llvmlite import ir
 from numba import types
 from torch import Tensor
@@ -91,12 +90,11 @@ def copy(source, target):
         target[j] = source[j]
 
 
-@compiled()
-def multiply(left, panels, out):
-    """Multiply ``[N, K]`` by ``[P, 1 + K, W]`` into ``[N, O]``, all contiguous."""
+@compiled(borrows=True)
+def multiply(left, panels, out, rest):
+    """Multiply ``[N, K]`` by ``[P, 1 + K, W]`` into ``[N, O]``, all contiguous; `rest`: memory ``[ROWS, W]``."""
     like, size = left.dtype.type(0), left.itemsize
     (rows, depth), width, wide = left.shape, panels.shape[2], out.shape[1]
-    rest = np.empty((ROWS, width), left.dtype)  # of a last panel that reaches past the outputs
     for p in range(panels.shape[0]):
         bias = panels.ctypes.data + p * (1 + depth) * width * size
         panel = bias + width * size
@@ -107,6 +105,8 @@ def multiply(left, panels, out):
                 target = out.ctypes.data + (r * wide + p * width) * size
                 _tile(like, first, depth, 1, depth, panel, bias, 0, target, wide, many)
             else:
-                _tile(like, first, depth, 1, depth, panel, bias, 0, rest.ctypes.data, width, many)
+                _tile(
+                    like, first, depth, 1, depth, panel, bias, 0, rest.ctypes.data, width, many
+                )  # it reaches past them
                 for i in range(many):
                     copy(rest[i], out[r + i, p * width :])
