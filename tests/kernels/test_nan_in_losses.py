@@ -7,7 +7,8 @@ import torch
 from rlcli.kernels.dqn import cpu as dqn
 from rlcli.kernels.ppo import FIGURES
 from rlcli.kernels.ppo import cpu as ppo
-from rlcli.kernels.sac import cpu as sac
+from rlcli.kernels.sac import FIGURES as SAC_FIGURES
+from rlcli.kernels.sac.cpu import terms_of
 
 NAN = float("nan")
 NONE, NO_STEPS = np.empty(0, np.float32), np.empty(0, np.int64)
@@ -45,23 +46,28 @@ def test_ppo_sees_the_nan_of_a_logit():
 
 
 @pytest.mark.parametrize("critic", [0, 1])
-def test_sac_sees_the_nan_of_every_critic(critic):
-    values, zeros = np.ones((2, 3), np.float32), np.zeros(3, np.float32)
-    values[critic, 1] = NAN
-    target, errors, grads = np.empty(3, np.float32), np.empty(3, np.float32), np.empty((2, 3), np.float32)
-    sac.targets(values, zeros, 0.1, zeros, np.array([False, False, True]), 0.9, NO_STEPS, target)
-    assert np.isnan(target).tolist() == [False, True, False]
-    loss, _ = sac.critic_grads(values, zeros, NONE, 0, grads, errors)
-    assert np.isnan(loss) and np.isnan(errors).tolist() == [False, True, False]
-    loss, _, _ = sac.least_grads(values, zeros, 0.1, NONE, grads)
-    assert np.isnan(loss) and grads[critic, 1] != 0 and grads[1 - critic, 1] == 0
+@pytest.mark.parametrize("side", ["now", "drawn", "later"])
+def test_sac_sees_the_nan_of_every_critic(critic, side):
+    values, later, zeros = torch.ones(2, 6), torch.ones(2, 3), torch.zeros(3)
+    (later if side == "later" else values)[critic, 4 if side == "drawn" else 1] = NAN
+    over = torch.tensor([False, False, True])
+    given = zeros.repeat(2), torch.tensor(-2.0), zeros, over, None, None, 0.9, -1.0, "l2"
+    grads, errors, _, figures = terms_of(values, later, *given)
+    found = dict(zip(SAC_FIGURES, figures.tolist(), strict=True))
+    if side == "drawn":
+        assert np.isnan(found["loss_actor"]) and grads[critic, 4] != 0 and grads[1 - critic, 4] == 0
+    else:
+        assert np.isnan(found["loss_qvalue"]) and errors.isnan().tolist() == [False, True, False]
 
 
 def test_a_nan_behind_the_end_of_an_episode_reaches_no_target():
     values, zeros, over = np.full((2, 2), NAN, np.float32), np.zeros(2, np.float32), np.array([True, True])
-    target = np.empty(2, np.float32)
-    sac.targets(values, zeros, 0.1, zeros, over, 0.9, NO_STEPS, target)
-    assert np.isfinite(target).all()
+    ones, tensors = torch.ones(2, 4), [torch.from_numpy(x) for x in (values, np.zeros(4, np.float32), zeros, over)]
+    following, log_prob, reward, ends = tensors
+    grads, errors, *_ = terms_of(
+        ones, following, log_prob, torch.tensor(-2.0), reward, ends, None, None, 0.9, -1.0, "l2"
+    )
+    assert grads.isfinite().all() and errors.isfinite().all()
     now, grad, errors = np.ones((2, 2), np.float32), np.empty((2, 2), np.float32), np.empty(2, np.float32)
     following = values.T.copy()
     loss, _ = dqn.q_learning(

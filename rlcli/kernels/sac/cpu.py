@@ -50,62 +50,48 @@ def draw(both, noise, centre, half, low, high, action, log_prob):
         log_prob[i] = total
 
 
-@compiled()
-def targets(next_values, log_prob, alpha, reward, terminated, gamma, steps, target):
-    """Write `target [N]`: r + g (min_i Q'_i(s', a') - alpha log pi); `next_values [C, N]` of the critics."""
-    count = reward.shape[0]
-    if not next_values.shape[1] == log_prob.shape[0] == terminated.shape[0] == target.shape[0] == count or (
-        steps.shape[0] != 0 and steps.shape[0] != count
-    ):
+@compiled(error_model="numpy")
+def terms(
+    values, next_values, log_prob, alpha, reward, terminated, gamma, steps, weight, kind, grads, errors
+):  # fmt: skip
+    """Write `grads [C, 2 N]` and the largest `errors [N]`; return both losses, mean entropy, its weighted mean, mean Q.
+
+    `values [C, 2 N]` are those of the stored action, then of the one drawn; `log_prob [2 N]` those at s, then at s'.
+    """
+    critics, count = next_values.shape
+    if (
+        not values.shape == grads.shape == (critics, 2 * count) or log_prob.shape[0] != 2 * count
+        or not reward.shape[0] == terminated.shape[0] == errors.shape[0] == count
+        or (steps.shape[0] != 0 and steps.shape[0] != count) or (weight.shape[0] != 0 and weight.shape[0] != count)
+    ):  # fmt: skip
         raise ValueError("the columns do not have one number a row")
+    total = total_of(weight, count)
+    loss_actor = loss_critic = entropy = weighed = mean = 0.0
     for i in range(count):
-        target[i] = reward[i]
+        share = (weight[i] if weight.shape[0] else 1.0) / total
+        target, best = np.float64(reward[i]), 0
         if not terminated[i]:
             least = next_values[0, i]
-            for c in range(1, next_values.shape[0]):
+            for c in range(1, critics):
                 least = next_values[c, i] if _less(next_values[c, i], least) else least
             discount = gamma ** steps[i] if steps.shape[0] else gamma
-            target[i] += discount * (least - alpha * log_prob[i])
-
-
-@compiled(error_model="numpy")
-def critic_grads(values, target, weight, kind, grads, errors):
-    """Return the critics' loss and the first's mean value; write `grads [C, N]` and the largest `errors [N]`."""
-    critics, count = values.shape
-    if target.shape[0] != count or (weight.shape[0] != 0 and weight.shape[0] != count):
-        raise ValueError("the columns do not have one number a row")
-    total, loss, mean = total_of(weight, count), 0.0, 0.0
-    for i in range(count):
-        share = (weight[i] if weight.shape[0] else 1.0) / total
+            target += discount * (least - alpha * log_prob[count + i])
         errors[i] = 0
         for c in range(critics):
-            miss = values[c, i] - target[i]
+            miss = values[c, i] - target
             error, slope = distance(miss, kind, 1.0)
-            grads[c, i] = share * slope
-            loss += share * error
+            grads[c, i], grads[c, count + i] = share * slope, 0
+            loss_critic += share * error
             if errors[i] == errors[i] and not abs(miss) <= errors[i]:  # NaN is the largest
                 errors[i] = abs(miss)
-        mean += values[0, i]
-    return loss, mean / count
-
-
-@compiled(error_model="numpy")
-def least_grads(values, log_prob, alpha, weight, grads):
-    """Return the actor's loss, mean entropy and its weighted mean; write the critics' `grads [C, N]`."""
-    critics, count = values.shape
-    total, loss, entropy, weighed = total_of(weight, count), 0.0, 0.0, 0.0
-    for i in range(count):
-        share = (weight[i] if weight.shape[0] else 1.0) / total
-        best = 0
-        for c in range(critics):
-            grads[c, i] = 0
-            if _less(values[c, i], values[best, i]):
+            if _less(values[c, count + i], values[best, count + i]):
                 best = c
-        grads[best, i] = -share
-        loss += share * (alpha * log_prob[i] - values[best, i])
+        grads[best, count + i] = -share
+        loss_actor += share * (alpha * log_prob[i] - values[best, count + i])
         entropy -= log_prob[i]
         weighed -= share * log_prob[i]
-    return loss, entropy / count, weighed
+        mean += values[0, i]
+    return loss_actor, loss_critic, entropy / count, weighed, mean / count
 
 
 @compiled(error_model="numpy")
@@ -146,26 +132,25 @@ def terms_of(
     values: Tensor, next_values: Tensor, log_prob: Tensor, log_alpha: Tensor, reward: Tensor, terminated: Tensor,
     steps: Tensor | None, weight: Tensor | None, gamma: float, target_entropy: float, kind: str,
 ) -> list[Tensor]:  # fmt: skip
-    n, alpha, weights = len(reward), float(log_alpha.exp()), weights_of(weight)
-    target, errors, grads = np.empty(n, np.float32), values.new_empty(n), torch.empty_like(values)
+    alpha, errors, grads = float(log_alpha.exp()), values.new_empty(len(reward)), torch.empty_like(values)
     spans = np.empty(0, np.int64) if steps is None else steps.numpy()
-    drawn = log_prob.numpy()
-    targets(next_values.numpy(), drawn[n:], alpha, reward.numpy(), terminated.numpy(), gamma, spans, target)
-    v, g = (x.numpy() for x in (values, grads))
-    loss_qvalue, mean = critic_grads(v[:, :n], target, weights, KINDS[kind], g[:, :n], errors.numpy())
-    loss_actor, entropy, weighed = least_grads(v[:, n:], drawn[:n], alpha, weights, g[:, n:])
+    given = (x.numpy() for x in (values, next_values, log_prob))
+    loss_actor, loss_qvalue, entropy, weighed, mean = terms(
+        *given, alpha, reward.numpy(), terminated.numpy(), gamma, spans, weights_of(weight), KINDS[kind],
+        grads.numpy(), errors.numpy(),
+    )  # fmt: skip
     short = weighed - target_entropy
     loss_alpha = float(log_alpha) * short
     loss = loss_actor + loss_qvalue + loss_alpha
     figures = np.array((loss, loss_actor, loss_qvalue, loss_alpha, alpha, entropy, mean, short), np.float32)
-    return [grads, errors, torch.from_numpy(figures)[-1], torch.from_numpy(figures[:-1])]
+    return [grads, errors, (found := torch.from_numpy(figures))[-1], found[:-1]]
 
 
 def actor_grad_of(
     both: Tensor, noise: Tensor, action_grads: Tensor, log_alpha: Tensor, weight: Tensor | None, *box: Any
 ) -> Tensor:
     _, half, low, high = box
-    n, grad = len(noise), torch.empty_like(both[: len(noise)])
+    n, grad = len(noise), both.new_empty(len(noise), both.shape[1])
     given = (x.numpy() for x in (both[:n], noise, half))
     actor_grad(*given, low, high, action_grads.numpy(), float(log_alpha.exp()), weights_of(weight), grad.numpy())
     return grad
