@@ -473,8 +473,8 @@ def test_actions_of_another_width_than_the_actors_are_not_read_beside_the_array(
         ppo.clipped_ppo_of(params, action, rows, [0.2] * 4, "l2", False)
 
     for call in (
-        lambda x, y: sac.draw(x(4, 5), x(4, 3), x(3), x(3), -1.0, 1.0, x(4, 3), x(4)),
-        lambda x, y: sac.draw(x(4, 6), x(4, 3), x(2), x(2), -1.0, 1.0, x(4, 3), x(4)),
+        lambda x, y: sac.draw(x(4, 5), x(4, 2), x(2, 3), x(2, 3), x(2, 3), x(3), x(3), -1.0, 1.0, x(6, 5), x(4)),
+        lambda x, y: sac.draw(x(4, 6), x(4, 2), x(2, 3), x(2, 3), x(2, 3), x(2), x(2), -1.0, 1.0, x(6, 5), x(4)),
         lambda x, y: sac.actor_grad(x(4, 6), x(4, 3), x(3), -1.0, 1.0, x(2, 4, 3), 0.1, x(0), x(4, 5)),
         lambda x, y: sac.terms(x(2, 8), x(2, 4), x(8), 0.1, x(4), x(3) > 0, 0.9, y(0), x(0), 0, x(2, 8), x(4)),
         lambda x, y: dqn.q_learning(

@@ -30,24 +30,32 @@ def _less(one, other):
 
 
 @compiled()
-def draw(both, noise, centre, half, low, high, action, log_prob):
-    """Draw actions `[N, d]` and log-probabilities `[N]` of a squashed Gaussian; `both [N, 2 d]`: loc, log scale."""
-    rows, dims = noise.shape
+def draw(both, states, action, now, later, centre, half, low, high, rows, log_prob):
+    """Write what critics read, and the log-probabilities of a squashed Gaussian; `both [2 N, 2 d]`: loc, log scale."""
+    (n, dims), wide = now.shape, states.shape[1]
     if (
-        both.shape != (rows, 2 * dims) or action.shape != (rows, dims) or log_prob.shape[0] != rows
-        or centre.shape[0] != dims or half.shape[0] != dims
+        both.shape != (2 * n, 2 * dims) or later.shape != (n, dims) or action.shape != (n, dims)
+        or states.shape[0] != 2 * n or centre.shape[0] != dims or half.shape[0] != dims
     ):  # fmt: skip
         raise ValueError("loc and scale, noise, bounds and actions do not have one width")
-    for i in range(rows):
+    for i in range(2 * n):
         total = 0.0
         for j in range(dims):
+            noise = now[i, j] if i < n else later[i - n, j]
             log_scale = min(max(both[i, dims + j], low), high)
-            x = both[i, j] + math.exp(log_scale) * noise[i, j]
-            action[i, j] = centre[j] + half[j] * math.tanh(x)
+            x = both[i, j] + math.exp(log_scale) * noise
+            rows[n + i, wide + j] = centre[j] + half[j] * math.tanh(x)
             decay = math.exp(-2.0 * abs(x))
             slope = 2.0 * (LOG_2 - abs(x) - math.log1p(decay))  # log(1 - tanh(x)^2), even in x
-            total += -0.5 * noise[i, j] * noise[i, j] - log_scale - LOG_SQRT_2PI - math.log(half[j]) - slope
+            total += -0.5 * noise * noise - log_scale - LOG_SQRT_2PI - math.log(half[j]) - slope
         log_prob[i] = total
+        for j in range(wide):
+            rows[n + i, j] = states[i, j]
+    for i in range(n):
+        for j in range(wide):
+            rows[i, j] = states[i, j]
+        for j in range(dims):
+            rows[i, wide + j] = action[i, j]
 
 
 @compiled(error_model="numpy")
@@ -122,10 +130,10 @@ def actor_grad(both, noise, half, low, high, action_grads, alpha, weight, grad):
 # ---- as operations of torch: see `rlcli.kernels.sac` -----------------------------------------------------------------
 def draw_of(both: Tensor, states: Tensor, action: Tensor, noise: list[Tensor], *box: Any) -> list[Tensor]:
     centre, half, low, high = box
-    n, drawn, log_prob = len(action), torch.cat((action, action, action)), states.new_empty(len(states))
-    given = (x.numpy() for x in (both, torch.cat(noise), centre, half))
-    draw(*given, low, high, drawn[n:].numpy(), log_prob.numpy())
-    return [torch.cat((torch.cat((states[:n], states)), drawn), 1), log_prob]
+    rows, log_prob = states.new_empty(3 * len(action), states.shape[1] + action.shape[1]), states.new_empty(len(states))
+    given = (x.numpy() for x in (both, states, action, *noise, centre, half))
+    draw(*given, low, high, rows.numpy(), log_prob.numpy())
+    return [rows, log_prob]
 
 
 def terms_of(
