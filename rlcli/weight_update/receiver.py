@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from rlcli.arguments import refuse
 from rlcli.modules.watch import ModuleWatch
-from rlcli.processes.process import uninterrupted
-from rlcli.processes.region import fence
-from rlcli.weight_update.sender import Handle, WeightSender, WeightStrategy
+from rlcli.weight_update.publications import Overtaken, Publications
+from rlcli.weight_update.sender import Handle, WeightStrategy
 from rlcli.weight_update.tensors import check_apart, part, wait
 
 
@@ -55,6 +54,10 @@ class WeightReceiver:
         tensors = self.layout.ordered(self._followed(), f"the worker's '{self.model_id}'")
         return [part(tensor) for tensor in tensors]
 
+    def join(self, publications: Publications) -> None:
+        """Receive together with other models; see `TransportBackend.join`."""
+        self._transport.join(publications)
+
     @property
     def waiting(self) -> bool:
         """Say whether a version is there that was not adopted; cheap enough for every step."""
@@ -75,20 +78,10 @@ class WeightReceiver:
             What arrived is not what was sent. The model has the weights that it had.
         """
         if self._transport.waiting:
-            self.fetch()
-            self.adopt()
-        return self.version
-
-    def fetch(self) -> None:
-        """Bring the newest version here, for `adopt`."""
-        self._arrived = self._transport.receive_weights(self._memory)
-
-    def adopt(self) -> int:
-        """Copy what was fetched into the model; the version that it then holds."""
-        tensors = self._tensors()
-        _copy(tensors, self._views)
-        wait(tensors)
-        self.version = self._arrived
+            tensors, version = self._tensors(), self._transport.receive_weights(self._memory)
+            _copy(tensors, self._views)
+            wait(tensors)
+            self.version = version
         return self.version
 
 
@@ -98,31 +91,21 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
             torch._foreach_copy_(targets, sources)
 
 
-def show_all(senders: Iterable[WeightSender], count: np.ndarray) -> None:
-    """Have workers see at one instant what these have sent; `count`, int64 `[1]` that they share, is odd meanwhile."""
-    with uninterrupted():
-        count[0] |= 1
-        fence()
-        for sender in senders:
-            sender.show()
-        fence()
-        count[0] += 1
-
-
 class ModelsReceiver:
-    """Receive several models; what is shown together is adopted together: `count` is odd meanwhile, see `show_all`."""
+    """Receive several models, those of the senders' `publications` at once; without it all come as messages."""
 
-    def __init__(self, count: np.ndarray) -> None:
-        self._count = count.data  # Python's own numbers
+    def __init__(self, publications: Publications | None = None) -> None:
+        self._publications = publications
         self._receivers: dict[str, WeightReceiver] = {}
         self._models: dict[str, nn.Module] = {}
-        self._fetched: set[str] = set()
 
     def open(self, handle: Handle, fd: int | None, model: nn.Module) -> None:
         """Follow one more model, or its successor."""
         check_apart(handle.model_id, model, self._models)
-        self._receivers[handle.model_id], self._models[handle.model_id] = WeightReceiver(handle, fd, model), model
-        self._fetched.discard(handle.model_id)
+        receiver = WeightReceiver(handle, fd, model)
+        if self._publications is not None:
+            receiver.join(self._publications)
+        self._receivers[handle.model_id], self._models[handle.model_id] = receiver, model
 
     def take(self, messages: Mapping[str, bytes]) -> None:
         for model_id, message in messages.items():
@@ -131,23 +114,21 @@ class ModelsReceiver:
     @property
     def waiting(self) -> bool:
         """Return True if a version waits; cheap enough for every step."""
-        if self._count[0] % 2:
-            return False
-        return bool(self._fetched) or any(receiver.waiting for receiver in self._receivers.values())
+        return any(receiver.waiting for receiver in self._receivers.values())
 
     def receive(self) -> dict[str, int]:
-        """Adopt what was shown last; return the version of each model that had one waiting."""
-        while not (seen := self._count[0]) % 2:
-            fence()
-            for model_id, receiver in self._receivers.items():
-                if receiver.waiting:
-                    receiver.fetch()
-                    self._fetched.add(model_id)
-            fence()
-            if self._count[0] == seen:  # else a newer one is there, or comes; nobody acts meanwhile
-                fetched, self._fetched = self._fetched, set()
-                return {model_id: self._receivers[model_id].adopt() for model_id in fetched}
-        return {}
+        """Adopt the newest publication; return the version of each model that had one waiting."""
+        versions: dict[str, int] = {}
+        while True:
+            if self._publications is not None:
+                self._publications.look()
+            try:
+                for model_id, receiver in self._receivers.items():
+                    if receiver.waiting:
+                        versions[model_id] = receiver.receive()
+                return versions
+            except Overtaken:  # a newer one is there; nobody acts meanwhile
+                continue
 
 
 open_receiver = WeightReceiver  # the other end of a sender, in a worker

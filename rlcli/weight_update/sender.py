@@ -13,6 +13,7 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError
 from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.layout import WeightLayout
+from rlcli.weight_update.publications import Publications
 from rlcli.weight_update.tensors import Source, matched, named_tensors, write
 from rlcli.weight_update.transport import TransportBackend
 
@@ -144,7 +145,6 @@ class WeightSender:
         """
         with self._lock:
             self.send_checked(self.checked(source), version)
-            self.show()
 
     def checked(self, source: Source | None = None) -> list[Tensor]:
         """Return the tensors of the next version, for `send_checked`; raises as `send` does, and sends nothing."""
@@ -154,13 +154,13 @@ class WeightSender:
         return self.layout.ordered(tensors, f"the trained '{self.model_id}'")
 
     def send_checked(self, tensors: list[Tensor], version: int) -> None:
-        """Send what `checked` gave, for `show`; one thread at a time."""
+        """Publish what `checked` gave; one thread at a time."""
         self._transport.send_weights(version, tensors)
         self.version = version
 
-    def show(self) -> None:
-        """Have workers see what was sent last."""
-        self._transport.show()
+    def join(self, publications: Publications) -> None:
+        """Publish together with other models; see `TransportBackend.join`."""
+        self._transport.join(publications)
 
     @property
     def has_messages(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlcli.errors import DamagedDataError
 from rlcli.weight_update.layout import WeightLayout, checksum, copy_summed, summed
+from rlcli.weight_update.publications import Publications
 
 _HEAD = struct.Struct("<qQ")
 
@@ -65,8 +66,11 @@ class TransportBackend(ABC):
         Called where something is `waiting` only. DamagedDataError where what arrived is not what was sent.
         """
 
-    def show(self) -> None:  # noqa: B027 - many have sent it with that
-        """Have the workers see what was sent last, with what else is shown at this instant."""
+    def join(self, publications: Publications) -> None:  # noqa: B027
+        """At both ends, before the first version: show each with the publication of `publications` that it is of.
+
+        A transport that cannot shows its versions by themselves.
+        """
 
     def take(self, message: bytes) -> None:
         """Keep a message of the sender's for `receive_weights`, in place of an older one; DamagedDataError if cut."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from rlcli.arguments import refuse
 from rlcli.collectors.workers.group import CollectorWorkers
 from rlcli.processes.channel import packed
+from rlcli.weight_update.publications import Publications
 from rlcli.weight_update.publisher import POLICY
-from rlcli.weight_update.receiver import show_all
 from rlcli.weight_update.schemes import WeightSyncScheme
 from rlcli.weight_update.sender import WeightSender
 from rlcli.weight_update.tensors import Source
@@ -26,6 +26,7 @@ class WorkerModels:
         self._usual: WeightSyncScheme = group.rows.scheme()
         self.trained: dict[str, Any] = {}
         self.senders: dict[str, WeightSender] = {}
+        self._publications = Publications(group.rows.count)
         self.connect(POLICY, policy, POLICY)
 
     @property
@@ -38,6 +39,7 @@ class WorkerModels:
                fix="Give its place from the collector on: 'env.reward_model'.")  # fmt: skip
         scheme = self._schemes.get(name, self._usual)
         sender = scheme.create_sender(name, trained if isinstance(trained, nn.Module) else nn.Module())
+        sender.join(self._publications)
 
         def receiver() -> tuple[bytes, Sequence[Any]]:
             fds = [] if sender.fd is None else [sender.fd]
@@ -53,9 +55,9 @@ class WorkerModels:
 
     def send(self, checked: dict[str, list[Tensor]], version: int) -> None:
         """Send; warn, once, of schemes of models that nobody registered."""
-        for name, tensors in checked.items():
-            self.senders[name].send_checked(tensors, version)
-        show_all([self.senders[name] for name in checked], self.group.rows.count)
+        with self._publications.published():
+            for name, tensors in checked.items():
+                self.senders[name].send_checked(tensors, version)
         messages = {name: sender.message() for name, sender in self.senders.items()}
         self.group.post({name: message for name, message in messages.items() if message is not None})
         unused = self._schemes.keys() - self.senders.keys()

@@ -35,6 +35,7 @@ from rlcli.processes.region import Arrays, Region
 from rlcli.processes.watchdog import BEAT, beat
 from rlcli.specs.field import PASS, Fields
 from rlcli.vec_envs.workers import Told
+from rlcli.weight_update.publications import COUNT, Publications
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
 
@@ -45,11 +46,10 @@ REMOTE = "rlcli.collectors.workers.worker:remote"  # of a `RemoteWorker`
 def signs_of(workers: int) -> Arrays:
     """Return what is shown at any time: by workers the steps that they have taken, and that they run; and to them.
 
-    They are told whether weights are just being published (an odd count), and whether a batch is to end where it is.
+    They are told how many publications there are, and whether a batch is to end where it is.
     """
-    word = np.dtype(np.int64)
-    by_all = {"clock": ((workers,), word), "beats": ((workers,), BEAT)}
-    return {**by_all, "count": ((1,), word), "stop": ((1,), np.dtype(np.uint8))}
+    by_all = {"clock": ((workers,), np.dtype(np.int64)), "beats": ((workers,), BEAT)}
+    return {**by_all, **COUNT, "stop": ((1,), np.dtype(np.uint8))}
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,14 @@ class SlotRows:
         region.forget_fd()
         return region.arrays
 
-    def signs(self, index: int, workers: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return where this worker's steps are counted, int64 `[1]`, and publications; beat from now on."""
+    def signs(self, index: int, workers: int) -> tuple[np.ndarray, Publications | None]:
+        """Return where this worker's steps are counted, int64 `[1]`, and the publications; beat from now on."""
         signs = self.arrays(signs_of(workers))
         clock, beats = (signs[name][index : index + 1] for name in ("clock", "beats"))
         clock[0] = 0
         beat(beats)
         self.stop = signs["stop"]
-        return clock, signs["count"]
+        return clock, Publications(signs["count"])
 
     def descriptor(self) -> int:
         return self._channel.receive_fd()
@@ -195,8 +195,8 @@ class OwnRows:
     def collector(self, options: Mapping[str, Any]) -> PartCollector:
         return PartCollector(**{**options, "reuse_batch": True})
 
-    def signs(self, index: int, workers: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros(1, np.int64), np.zeros(1, np.int64)
+    def signs(self, index: int, workers: int) -> tuple[np.ndarray, Publications | None]:
+        return np.zeros(1, np.int64), None
 
     def memory(self, collector: PartCollector) -> dict[Key, np.ndarray]:
         return {}
@@ -228,7 +228,7 @@ class CollectorWorker:
 
     def build(self, first_lane: int, all_lanes: int, seed: int, first_id: int, stride: int) -> dict[str, Any]:
         """Make the collector of these envs, and return what the parent must know of it."""
-        clock, count = self.rows.signs(first_id, stride)
+        clock, publications = self.rows.signs(first_id, stride)
         options = dataclasses.replace(
             self.options, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
             seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
@@ -238,7 +238,7 @@ class CollectorWorker:
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
         self.collector = self.rows.collector(vars(options) | {"pre_collect_hook": self.pre_hook})
         self.collector.vec_env.count_in(clock.data)
-        self.receivers = ModelsReceiver(count)
+        self.receivers = ModelsReceiver(publications)
         self.collector.follow(self.receivers)
         torch.manual_seed(stream_seed % 2**64)
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
