@@ -389,3 +389,13 @@ def test_what_is_saved_for_the_backward_pass(cell, recompute):
 def test_nothing_gives_nothing(cell, shape):
     call = Call(5, cell, *shape, I=4, H=5)
     assert all(y.shape == (*shape, 5) for y in call.run("auto"))
+
+
+def test_states_and_weights_are_of_the_inputs_dtype_and_device():
+    for change, what in ((torch.Tensor.double, "float64 on cpu"), (lambda y: y.to("meta"), "float32 on meta")):
+        state, bias = Call(3, "gru", B=2, T=3, I=4, H=5), Call(3, "gru", B=2, T=3, I=4, H=5)
+        state.states = tuple(map(change, state.states))
+        bias.weights = bias.weights._replace(bias_hh=change(bias.weights.bias_hh))
+        for call in (state, bias):
+            with refused(ArgumentError, f"{what} x is float32 on cpu"):
+                call.run("auto")

@@ -72,12 +72,17 @@ def unroll(
         with torch.autocast(x.device.type, enabled=False):
             x, *states_ = (y.to(weights.hh.dtype) for y in (x, *states))
             return unroll(x, tuple(states_), source, weights, backend=backend, recompute=recompute, precision=precision)
+    given = (*states, *weights)
+    for y in given:  # compiled loops would read and write beside it
+        if y is not None and (y.dtype != x.dtype or y.device != x.device):
+            why = f"one is {y.dtype} on {y.device}, x is {x.dtype} on {x.device}"
+            raise ArgumentError("states and weights are not of the dtype and device of x", why=why)
     name = backend_for(backend, x, weights)
     if not x.shape[0] or not x.shape[1]:
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
     if x.is_meta:
         name = WITHOUT_NUMBERS.get(name, name)
-    module, given = _module(name), (*states, *weights)
+    module = _module(name)
     if name in ("reference", "scan", "pad"):
         return module.unroll(x, states, source, weights, **({"traced": True} if name == "scan" else {}))
     make = partial(module.TritonCall, cell, precision=precision) if name == "triton" else partial(module.CpuCall, cell)

@@ -53,14 +53,16 @@ def _plus(a, b):
 @triton.jit
 def _product(left, right, total, PRECISION: tl.constexpr):
     """Return `total + left @ right` in the dtype of `total`; "wide" takes the factors to it first."""
+    INPUT: tl.constexpr = "ieee" if PRECISION == "wide" else PRECISION
+    if PRECISION == "wide":
+        left = left.to(total.dtype)
+        right = right.to(total.dtype)
     if len(left.shape) == 1:  # of one sequence: sums of what threads have multiplied
         return total + tl.reduce(left.to(total.dtype)[:, None] * right.to(total.dtype), 0, tl.standard._sum_combine)
-    elif PRECISION == "wide":
-        return _product(left.to(total.dtype), right.to(total.dtype), total, "ieee")
     elif len(left.shape) > len(total.shape):  # each warp has a part of the depth
-        return total + tl.reduce(tl.dot(left, right, input_precision=PRECISION, out_dtype=total.dtype), 0, _plus)
+        return total + tl.reduce(tl.dot(left, right, input_precision=INPUT, out_dtype=total.dtype), 0, _plus)
     else:
-        return tl.dot(left, right, total, input_precision=PRECISION, out_dtype=total.dtype)
+        return tl.dot(left, right, total, input_precision=INPUT, out_dtype=total.dtype)
 
 
 @triton.jit
