@@ -153,10 +153,11 @@ def _git(
     except (OSError, ValueError):  # git is not installed, or not to be run here
         return None, False
     assert process.stdout is not None
-    answer, ended = b"", False
+    answer, ended, poll = b"", False, select.poll()  # `select.select` knows no descriptor above 1,023
+    poll.register(process.stdout, select.POLLIN)
     try:
         while len(answer) <= limit and not ended:
-            if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not poll.poll(1000 * max(0.0, until - time.monotonic())):
                 break
             part = os.read(process.stdout.fileno(), limit + 1 - len(answer))
             answer, ended = answer + part, not part
