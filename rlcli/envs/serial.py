@@ -132,9 +132,11 @@ class SerialEnv(BatchedEnv):
 
 def times_called(env: EnvBase) -> int:
     """Count calls of `EnvBase`'s own `step` and `reset`, through `TransformedEnv` and `SerialEnv`."""
-    if isinstance(env, TransformedEnv):
-        return env._times_called + times_called(env.base_env)
-    return env._times_called + sum(map(times_called, env.envs if isinstance(env, BatchedEnv) else ()))
+    base = env
+    while isinstance(base, TransformedEnv):
+        base = base.base_env
+    members = base.envs if isinstance(base, BatchedEnv) else ()
+    return env._times_called + sum(map(times_called, members))
 
 
 def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:

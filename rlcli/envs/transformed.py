@@ -96,6 +96,15 @@ class TransformedEnv(EnvBase):
         return parts_of(self.transform)
 
     @property
+    def _times_called(self) -> int:  # type: ignore[override]
+        """Count on the env below: several may be put around it, and each of them steps it."""
+        return self.base_env._times_called
+
+    @_times_called.setter
+    def _times_called(self, times: int) -> None:
+        self.base_env._times_called = times
+
+    @property
     def out_of_bounds(self) -> str:
         return self.base_env.out_of_bounds
 
