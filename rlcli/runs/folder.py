@@ -193,9 +193,9 @@ def create(
     }
     run = Run(path)
     vars(run)["info"] = info  # as it would be read
-    files = {CONFIG: json.dumps(config, indent=2), DIFF: diff, RUN: json.dumps(info, indent=2)}
     with _writable(path):
         try:
+            files = {CONFIG: json.dumps(config, indent=2), DIFF: diff, RUN: json.dumps(info, indent=2)}
             for name, content in files.items():
                 if content:
                     with open(path / name, "xb") as file:  # of two processes that found the folder empty, one makes it
