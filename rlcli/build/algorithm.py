@@ -82,7 +82,8 @@ def algorithm_of(cfg: Config) -> Algorithm:
 def _estimator(v: learn.EstimatorOptions, critic: Any, actor: Any) -> ValueEstimator:
     from rlcli.objectives.value.estimators import make_estimator
 
-    norm = None if v.normaliser == "none" else value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
+    kind = "none" if critic is None else v.normaliser
+    norm = None if kind == "none" else value.PopArt(critic) if kind == "popart" else value.ValueNorm()
     options: dict[str, Any] = {
         "gamma": v.gamma, "shifted": v.shifted, "shifted_budget": v.shifted_budget, "num_chunks": v.num_chunks,
         "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,

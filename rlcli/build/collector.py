@@ -51,6 +51,7 @@ def build_collector(
     options: dict[str, Any] = {name: value for name, value in vars(c).items() if name in FIELDS} | {
         "total_frames": cfg.total_frames, "next_obs": cfg.memory.next_obs, **differences(cfg), "keep_keys": keep_keys,
         "traj_format": "cat" if c.trajs_per_batch else None, "weights_swap": cfg.weights.swap,
+        "deliver_leftovers": c.deliver_leftovers and c.trajs_per_batch is not None,
         "exploration_type": p.exploration,
         "storing_device": places["storing_device"], "env_device": places["env_device"],
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
@@ -81,7 +82,8 @@ def build_collector(
         for share in shares(cfg)
     ]
     together: dict[str, Any] = {"cat_results": 0}
-    apart: dict[str, Any] = {"max_lag": cfg.weights.max_lag, "on_lag": cfg.weights.on_lag}
+    w = cfg.weights
+    apart: dict[str, Any] = {"max_lag": w.max_lag, "on_lag": "report" if w.max_lag is None else w.on_lag}
     if isinstance(c, collect.ElsewhereOptions):
         options |= {**(together if c.sync else apart), "sync": c.sync, "timeout": c.timeout}
         return elsewhere(c, makers, actor, options)

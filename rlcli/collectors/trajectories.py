@@ -27,7 +27,7 @@ from rlcli.arguments import refuse
 from rlcli.data.next_obs import Packed, Rows, unpack
 from rlcli.data.next_obs.sparse import Sparse, is_sparse, nothing_of, sparse_of
 from rlcli.data.splitting import padded
-from rlcli.keys import COLLECTOR_MASK, DONE, NEXT, TRAJ_IDS, TRUNCATED, Key, as_tuple, unravel
+from rlcli.keys import COLLECTOR_MASK, DONE, NEXT, TRAJ_IDS, TRUNCATED, Key, as_tuple, under_next, unravel
 
 FORMATS = ("padded", "cat")
 Gaps = Mapping[int, bool]  # lane -> whether what comes next begins a trajectory; else it goes on with one, unseen
@@ -190,6 +190,8 @@ class Piece:
     def restored(state: dict[str, Any], device: torch.device | None) -> Piece:
         """Return what `state_dict` was taken of, on `device`."""
         few = {k: Sparse(x["at"].cpu(), x["rows"].to(device), nothing_of(k)) for k, x in state["few"].items()}
+        for key, x in state.get("extra", {}).items():  # as checkpoints had them first
+            few[under_next(key)] = Sparse(state["ends"].cpu(), x.to(device))
         return Piece({key: x.to(device) for key, x in state["rows"].items()}, few)
 
 

@@ -324,8 +324,8 @@ def _read(leaves: Sequence[ObservationLeaf], observation: Any) -> tuple[dict[Key
     leading: tuple[int, ...] | None = None
     for leaf in leaves:
         try:
-            shown = observation.get(OBSERVATION) if not leaf.path and isinstance(observation, Mapping) else observation
-            value = leaf.find(shown)
+            path = leaf.path or (OBSERVATION,) * isinstance(observation, Mapping)
+            value = replace(leaf, path=path).find(observation)
             value = value.detach().cpu().numpy() if isinstance(value, Tensor) else as_array(value, "numbers")
             dims = max(0, value.ndim - len(leaf.shape))
             if value.shape[dims:] != leaf.shape or leading not in (None, value.shape[:dims]):

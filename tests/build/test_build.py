@@ -7,7 +7,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-from face import build_collector, build_env, build_policy, configure, refused
+from face import algorithm_of, build_collector, build_env, build_policy, configure, refused
 
 from rlcli.config import registry
 from rlcli.errors import ConfigError
@@ -21,6 +21,18 @@ def test_weights_are_swapped_where_the_configuration_says(swap):
     env = build_env(cfg.env)
     with build_collector(cfg, env, build_policy(cfg, env), None) as collector:
         assert collector.weights_swap == swap
+
+
+def test_what_a_recipe_sets_without_a_meaning_is_left_out():
+    """It is warned of; whoever takes the meaning away on the command line cannot take it back there."""
+    cfg = configure("train", ["collector=multi_async", "collector.num_workers=1", "loss=reinforce", "value=td1"])
+    cfg.collector.deliver_leftovers, cfg.weights.on_lag = True, "drop"
+    cfg.loss.baseline, cfg.value.normaliser = False, "popart"
+    env = build_env(cfg.env)
+    policy = build_policy(cfg, env)
+    with build_collector(cfg, env, policy, None) as collector:
+        assert collector.next().numel()
+    assert algorithm_of(cfg).estimator(policy).value_norm is None
 
 
 @pytest.mark.parametrize("swap", ["rollout", "step"])

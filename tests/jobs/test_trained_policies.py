@@ -214,6 +214,8 @@ def test_what_is_no_observation_is_refused(tmp_path):
     ):
         with pytest.raises(ArgumentError, match=said):
             policy(bad)
+    plain = trained(tmp_path / "plain", **CASES["ppo"]).policy()
+    refused(ArgumentError, "a dict that holds 'observation', got one of 'obs'", lambda: plain({"obs": np.zeros(3)}))
 
 
 def test_numbers_that_do_not_fit_the_stored_kind_are_refused_in_a_tensordict_too():

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli import arguments
@@ -332,6 +333,10 @@ _ANEW = ("schema", "seconds", "there")
 
 def _part(saved: Mapping[str, Any], schema: RowSchema) -> WorkerBatch:
     """Return a part of which all but `_ANEW` was saved."""
+    if "places" in saved:  # as checkpoints had it first
+        first = {name: x for name, x in saved.items() if name not in ("places", "lanes", "steps")}
+        finals = np.asarray(saved["places"]).reshape(-1, 2).tolist(), saved["finals"]
+        saved = {**first, "finals": finals, "shape": (saved["lanes"], saved["steps"])}
     made = {"finals": Finals(*saved["finals"]), "ends": [Ended(*end) for end in saved["ends"]]}
     return WorkerBatch(**{**saved, **made}, schema=schema.with_late(saved["late"]))
 

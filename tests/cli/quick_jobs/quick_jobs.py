@@ -17,6 +17,9 @@ from rlcli.errors import EnvError, StoppedSafely
 from rlcli.runs.folder import locked
 from rlcli.runs.signals import StopSignals
 
+if "__jobs" in sys.argv:
+    print("a package may print while it is imported", flush=True)
+
 
 def note(line):
     with open(os.environ["BEGUN"], "a") as file:
