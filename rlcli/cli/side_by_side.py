@@ -1,7 +1,8 @@
 """Jobs of a sweep: one by one in this process, or in several, side by side, and what becomes of each, told at once.
 
-Side by side, a process hears the numbers of jobs on its standard input and answers each in a line on standard output;
-what a job prints goes to `output.txt` in its run folder. When this process ends, theirs see their input end, and save.
+Side by side, a process hears the numbers of jobs on its standard input and answers each in a line on a pipe of its
+own; what a job prints goes to `output.txt` in its run folder. When this process ends, theirs see their input end, and
+save.
 """
 
 from __future__ import annotations
@@ -99,13 +100,14 @@ class _Process:
     """One of the processes, and the job that it runs."""
 
     def __init__(self, sweep: Sweep, env: Mapping[str, str], own_cores: Sequence[int]) -> None:
+        reading, writing = os.pipe()  # apart from standard output: packages greet there when they are imported
         flags = registry.flags(sweep.packages, sweep.recipe_dirs)
-        words = [sys.executable, "-m", "rlcli", "__jobs", str(sweep.path), *map(str, own_cores), *flags]
+        words = [sys.executable, "-m", "rlcli", "__jobs", str(sweep.path), str(writing), *map(str, own_cores), *flags]
         self.popen = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **env}, start_new_session=True
+            words, stdin=subprocess.PIPE, pass_fds=[writing], env={**os.environ, **env}, start_new_session=True
         )
-        assert self.popen.stdout is not None
-        self.answers = self.popen.stdout
+        os.close(writing)
+        self.answers = os.fdopen(reading)
         self.settings = env, own_cores
         self.job: SweepJob | None = None
 
@@ -255,8 +257,8 @@ def _alike(job: SweepJob) -> tuple[str, ...]:
 
 
 def serve(words: Sequence[str], start: Start) -> int:
-    """Run or plan the jobs that come in on standard input; `words`: the sweep, cores to use."""
-    _, path, *own = words
+    """Run or plan the jobs that come in on standard input; `words`: the sweep, where to answer, cores to use."""
+    _, path, descriptor, *own = words
     if own and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, own))
     sweep, numbers = open_sweep(path), queue.SimpleQueue[list[str]]()
@@ -278,8 +280,7 @@ def serve(words: Sequence[str], start: Start) -> int:
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=listen, daemon=True).start()
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)
+    with os.fdopen(int(descriptor), "w") as answers:
         while asked := numbers.get():
             what, job = asked[0], sweep.jobs[int(asked[1])]
             busy = "plan" if what == "plan" else "run"

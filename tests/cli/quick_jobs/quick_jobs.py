@@ -17,6 +17,8 @@ from rlcli.errors import EnvError, StoppedSafely
 from rlcli.runs.folder import locked
 from rlcli.runs.signals import StopSignals
 
+print("greetings, as many a package has them, on standard output", flush=True)
+
 
 def note(line):
     with open(os.environ["BEGUN"], "a") as file:
