@@ -82,7 +82,9 @@ def algorithm_of(cfg: Config) -> Algorithm:
 def _estimator(v: learn.EstimatorOptions, critic: Any, actor: Any) -> ValueEstimator:
     from rlcli.objectives.value.estimators import make_estimator
 
-    norm = None if v.normaliser == "none" else value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
+    norm = None
+    if critic is not None and v.normaliser != "none":
+        norm = value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
     options: dict[str, Any] = {
         "gamma": v.gamma, "shifted": v.shifted, "shifted_budget": v.shifted_budget, "num_chunks": v.num_chunks,
         "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,
