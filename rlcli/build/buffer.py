@@ -96,7 +96,8 @@ def build_storage(cfg: Config, run: Run, rows: RowSchema) -> Storage:
             from rlcli.data.files.journal import JOURNAL, need_free
 
             folder = Path(s.scratch_dir) / f"{run.path.name}_{run.info['id'][:8]}"
-            need_free(folder / JOURNAL)  # a copy of the run may be writing
+            if run.checkpoints:
+                need_free(folder / JOURNAL)  # a copy of the run may be writing
         if run.checkpoints:  # it is resumed; a new run is refused by the storage where rows are
             clear_rows(folder)
         if s.scratch_dir is None and not folder.exists():  # else it is not the run's own

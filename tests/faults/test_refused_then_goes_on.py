@@ -316,3 +316,12 @@ def test_interrupted_at_any_line_collected_frames_are_acknowledged_or_not_and_it
         found = torch.cat([batch["count"].reshape(-1) for batch in reader]).tolist()
         assert found == [*range(10 * len(reader) - 10), *range(30, 40)], number
         number += every
+
+
+def test_what_a_recipe_says_of_a_value_net_is_not_read_by_a_loss_without_one(rlcli, tmp_path):
+    (tmp_path / "recipes").mkdir()
+    values = "{normaliser: popart, shifted: true, num_chunks: 2, compute_dtype: bfloat16}"
+    text = f"defaults: [override /loss: reinforce, override /value: td1]\nvalue: {values}\npolicy: {{shared: true}}\n"
+    (tmp_path / "recipes" / "mine.yaml").write_text(text)
+    answer = rlcli("train", "recipe=mine", "loss.baseline=false", "optim.epochs=1", "run.dir=r")
+    assert answer.code == 0, answer.err

@@ -263,6 +263,10 @@ def test_rows_of_another_run_are_not_taken_away(rlcli, tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     with held(place / "journal.jsonl"):
         is_a_sentence(rlcli("resume", "copy/r", "total_frames=512"), 5, "another process is writing here", str(place))
+    shutil.rmtree(tmp_path / "rows")
+    (tmp_path / "rows").write_text("a file")
+    for command in (["train", "run.dir=c", *words], ["resume", "a/r", "total_frames=512"]):
+        is_a_sentence(rlcli(*command), 5, "a file stands where a folder should be", f"{tmp_path}/rows")
 
 
 @contextlib.contextmanager

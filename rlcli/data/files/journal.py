@@ -200,7 +200,7 @@ class Journal:
 
 def need_free(path: Path) -> None:
     """Refuse a journal that somebody writes now; it need not be there."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if not is_free(path):
             raise _written(path)
 
