@@ -1,8 +1,8 @@
-"""Jobs of a sweep: one by one in this process, or in several, side by side, and what becomes of each, told at once.
+"""Jobs of a sweep side by side: processes that take the next job each, and what becomes of it, told at once.
 
-Side by side, a process hears the numbers of jobs on its standard input and answers each in a line of a pipe of its own:
-a package may print while it is imported. What a job prints goes to `output.txt` in its run folder. When this process
-ends, theirs see their input end, and save.
+A process hears the numbers of jobs on its standard input and answers each in a line of a pipe of its own: a package may
+print while it is imported. What a job prints goes to `output.txt` in its run folder. When this process ends, theirs see
+their input end, and save.
 """
 
 from __future__ import annotations
@@ -15,87 +15,28 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from rlcli import errors
-from rlcli.cli.run_table import result_of
+from rlcli.cli.in_turn import FAIL_FAST, Start, run_one
 from rlcli.config import registry
 from rlcli.config.compose import job_of_sweep
-from rlcli.errors import ResourceError, RlcliError, StoppedSafely, saying_memory, unforeseen
+from rlcli.errors import ResourceError, RlcliError, StoppedSafely, unforeseen
 from rlcli.processes.memory import free_memory, size
 from rlcli.runs.folder import OUTPUT
 from rlcli.runs.signals import StopSignals
 from rlcli.runs.sweep import Sweep, SweepJob, open_sweep
 
-Start = Callable[[str, Any, list[str]], Any]  # of a verb, a configuration and its overrides
-FAIL_FAST = "stopped since a job failed (sweep.fail_fast)"
 NOTICE = "stopping: the jobs that run save what they have; Ctrl-C again stops now"
 _PATIENCE = 0.2  # seconds between two looks at whether to stop
 
 
-class InTurn:
-    """Run jobs one by one in this process; `errors` by number, `stopped`: why it stopped before all were run."""
-
-    def __init__(self, sweep: Sweep, start: Start) -> None:
-        self.sweep, self.start = sweep, start
-        self.errors: dict[int, RlcliError] = {}
-        self.stopped = ""
-
-    def run(self, jobs: Sequence[SweepJob], fail_fast: bool) -> None:
-        """Run them all, or as many as begin before a signal."""
-        began = time.monotonic()
-        for ended, job in enumerate(jobs):
-            remains = (time.monotonic() - began) / max(ended, 1) * (len(jobs) - ended)
-            about = f" (about {timedelta(seconds=round(remains))} left)" if ended else ""
-            words = " ".join(self.sweep.typed(job))
-            print(f"job {job.number}, {job.number + 1} of {len(self.sweep.jobs)}{about}: {words}", flush=True)
-            try:
-                if said := run_one(self.sweep, job, self.start):
-                    print(f"job {job.number}: {said}", flush=True)
-            except StoppedSafely as stop:
-                self.stopped = str(stop)
-                return
-            except Exception as error:
-                self._keep(job, error)
-            if self.errors and fail_fast:
-                self.stopped = FAIL_FAST
-                return
-
-    def _keep(self, job: SweepJob, error: Exception) -> None:
-        """Tell what a job failed by; keep it with its traceback as text: a raised one holds all that its job held."""
-        sentence = error if isinstance(error, RlcliError) else unforeseen(error)
-        print(f"job {job.number} failed: {sentence}", file=sys.stderr, flush=True)
-        kept = type(sentence)(sentence.what, where=sentence.where, why=sentence.why, fix=sentence.fix)
-        kept.add_note("".join(traceback.format_exception(error)).rstrip())  # what --debug shows
-        self.errors[job.number] = kept
-
-
-def run_one(sweep: Sweep, job: SweepJob, start: Start) -> str:
-    """Start a job, or resume its run; return what became of it, or an empty string where it has no run."""
-    with sweep.claimed(job) as ours, saying_memory():
-        state = sweep.state(job)
-        if not ours or state == "done":
-            return "another process runs it" if not ours else "another process has run it"
-        if state == "waiting" or (state != "damaged" and sweep.begins_anew(job)):
-            cfg = job_of_sweep(sweep.verb, sweep.recipes, job.words, job.number)
-            cfg.run.dir = str(sweep.folder(job).absolute())
-            start(sweep.verb, cfg, sweep.typed(job))
-        else:
-            from rlcli.build import resume
-
-            resume(sweep.folder(job))
-        return result_of(run) if (run := sweep.run(job)) is not None else ""
-
-
-# ---- side by side ----------------------------------------------------------------------------------------------------
 class _Process:
     """One of the processes, and the job that it runs."""
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcli.cli.in_turn import InTurn, Start, run_one
 from rlcli.cli.ls_sweep import jobs_of, lines_of
-from rlcli.cli.side_by_side import InTurn, SideBySide, Start, run_one
+from rlcli.cli.side_by_side import SideBySide
 from rlcli.cli.slurm import check_slurm, submit
 from rlcli.config import registry
 from rlcli.config.compose import SWEEP_FOLDER, holds, job_of_sweep
